@@ -1,0 +1,131 @@
+"""Device pytrees that cross between rollout, algorithms and training.
+
+Left aligned, index equals position; `logprobs[b, t]` belongs to
+`tokens[b, t]`.  No behaviour lives here but the arithmetic of `Mean`.
+"""
+
+from __future__ import annotations
+
+import flax
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@flax.struct.dataclass
+class Mean:
+  """A mean that is still a sum: divided once, on the host, at the end."""
+
+  total: Array
+  count: Array
+
+  def __add__(self, other: 'Mean') -> 'Mean':
+    return Mean(self.total + other.total, self.count + other.count)
+
+  def value(self) -> Array:
+    """total / count, and 0 where nothing was counted."""
+    return jnp.where(
+        self.count == 0, 0.0, self.total / jnp.where(self.count == 0, 1, self.count)
+    )
+
+
+@flax.struct.dataclass
+class TrajectoryBatch:
+  """A rollout batch, one row per context.
+
+  B rows, T positions, C reward components, U turns.  Rows of one episode
+  repeat its per-episode fields; `episode` tells them apart.
+
+  Attributes:
+    tokens: int32 [B, T].
+    action_mask: bool [B, T], True exactly on sampled tokens.
+    length: int32 [B], tokens in the row, 0 for a padding row.
+    sampler_logprobs: float32 [B, T], 0 off the mask.
+    policy_version: int32 [B, T], version that sampled each token.
+    turn: int32 [B, T], turn index of each token within its episode; a
+      turn's observation carries the turn's own index; prompt is 0.
+    episode: int32 [B], dense index of the episode in the batch.
+    group: int32 [B], dense index of the group in the batch.
+    valid: bool [B], enters statistics.
+    weight: float32 [B], enters the loss; 0 = padding or masked.
+    components: float32 [B, C], named reward components of the episode.
+    returns: float32 [B], the scalar reward that is optimized.
+    metric: float32 [B], the unshaped measure (accuracy).
+    baseline: float32 [B] or None (ReMax's greedy return).
+    turn_rewards: float32 [B, U], environment reward of each turn.
+    anchor: int32 [B, U], dense id of each turn's anchor state, -1 if none.
+    turn_mask: bool [B, U], which turns exist.
+  """
+
+  tokens: Array
+  action_mask: Array
+  length: Array
+  sampler_logprobs: Array
+  policy_version: Array
+  turn: Array
+  episode: Array
+  group: Array
+  valid: Array
+  weight: Array
+  components: Array
+  returns: Array
+  metric: Array
+  turn_rewards: Array
+  anchor: Array
+  turn_mask: Array
+  baseline: Array | None = None
+
+
+@flax.struct.dataclass
+class Scores:
+  """Teacher-forced quantities of a TrajectoryBatch, float32 [B, T] each."""
+
+  old_logprobs: Array
+  reference_logprobs: Array | None = None
+  values: Array | None = None
+
+
+@flax.struct.dataclass
+class Advantages:
+  """advantages, value_targets: float32 [B, T]; state: running baselines."""
+
+  advantages: Array
+  value_targets: Array | None = None
+  state: dict | None = None
+
+
+@flax.struct.dataclass
+class LossBatch:
+  """What a loss reads, per token, so packed and unpacked rows are alike.
+
+  All [B, T] (or [M, B, T] for M micro-batches).  `segment` is 0 on padding
+  and 1, 2, ... for the rows packed side by side; `positions` restart in each
+  segment.  `mask` is True where the token was sampled; the log-prob of
+  `tokens[t]` is predicted from `t - 1` of the same segment.
+
+  Attributes:
+    tokens, positions, segment: int32.
+    mask: bool.
+    advantages, old_logprobs, sampler_logprobs: float32.
+    weight: float32, the row's weight on each of its tokens.
+    row: int32, dense id of the token's trajectory row, for losses and
+      aggregation modes that reduce over rows; padding has the last id.
+    group: int32, dense id of the token's group (prompt-mean).
+    reference_logprobs, value_targets: float32 or None.
+    old_values: float32 or None.
+  """
+
+  tokens: Array
+  positions: Array
+  segment: Array
+  mask: Array
+  advantages: Array
+  old_logprobs: Array
+  sampler_logprobs: Array
+  weight: Array
+  row: Array
+  group: Array
+  reference_logprobs: Array | None = None
+  value_targets: Array | None = None
+  old_values: Array | None = None
