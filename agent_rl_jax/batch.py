@@ -26,7 +26,9 @@ class Mean:
   def value(self) -> Array:
     """total / count, and 0 where nothing was counted."""
     return jnp.where(
-        self.count == 0, 0.0, self.total / jnp.where(self.count == 0, 1, self.count)
+        self.count == 0,
+        0.0,
+        self.total / jnp.where(self.count == 0, 1, self.count),
     )
 
 
