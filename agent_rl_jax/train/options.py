@@ -1,0 +1,144 @@
+"""Options of the training room: how long, how many, how often.
+
+Sizes are counts of prompts, samples, updates, rows or tokens as the attribute
+says.  Leaves out what the loop derives from them (`settings.derived`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+OLD_LOGPROBS = ('recompute', 'sampler')
+
+
+def _at_least(section: str, options: object, least: int, *names: str) -> None:
+  for name in names:
+    value = getattr(options, name)
+    if value < least:
+      raise ValueError(f'{section}.{name}={value} must be at least {least}')
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+  """One RL run.
+
+  Attributes:
+    iterations: Rollout batches to train on; 0 skips RL.
+    prompts: Tasks of a rollout batch.
+    samples: Episodes of each task: its group.
+    epochs: Passes over a rollout batch.
+    mini_batches: Updates of one pass; whole groups go into each.
+    micro_batch: Rows of one forward and backward pass.
+    pack_len: Tokens of such a row; short episodes are packed side by side.
+    lr: Peak learning rate of RL.
+    old_logprobs: 'recompute' with the training policy, or 'sampler' to take
+      those that the engine recorded.
+  """
+
+  iterations: int
+  prompts: int
+  samples: int
+  epochs: int
+  mini_batches: int
+  micro_batch: int
+  pack_len: int
+  lr: float
+  old_logprobs: str
+
+  def __post_init__(self):
+    _at_least('train', self, 0, 'iterations')
+    _at_least(
+        'train', self, 1, 'prompts', 'samples', 'epochs', 'mini_batches',
+        'micro_batch', 'pack_len',
+    )  # fmt: skip
+    if not self.lr > 0:
+      raise ValueError(f'train.lr={self.lr} must be above 0')
+    if self.old_logprobs not in OLD_LOGPROBS:
+      raise ValueError(
+          f'train.old_logprobs={self.old_logprobs!r}: one of {OLD_LOGPROBS}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class SftOptions:
+  """The cold start.
+
+  Attributes:
+    exercise_steps: Updates on short exercises, first.
+    steps: Updates on demonstrations, after them.
+    batch: Demonstrations of one update.
+    micro_batch: Rows of one forward and backward pass.
+    pack_len: Tokens of such a row.
+    lr: Peak learning rate.
+    warn_below: Warn when the mean reward sampled before RL is below it.
+  """
+
+  exercise_steps: int
+  steps: int
+  batch: int
+  micro_batch: int
+  pack_len: int
+  lr: float
+  warn_below: float
+
+  def __post_init__(self):
+    _at_least('sft', self, 0, 'exercise_steps', 'steps')
+    _at_least('sft', self, 1, 'batch', 'micro_batch', 'pack_len')
+    if not self.lr > 0:
+      raise ValueError(f'sft.lr={self.lr} must be above 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+  """Evaluation on held-out problems.
+
+  Attributes:
+    every: Iterations between evaluations; 0 evaluates at the end only.
+    problems: Held-out problems of an evaluation during training.
+    final_problems: Held-out problems of the comparison at the end.
+    samples: Episodes of each problem.
+    temperature: Of the sampling; 0 is greedy.
+    without_tool: Also train the same cold start without any tool.
+  """
+
+  every: int
+  problems: int
+  final_problems: int
+  samples: int
+  temperature: float
+  without_tool: bool
+
+  def __post_init__(self):
+    _at_least('eval', self, 0, 'every', 'problems', 'final_problems')
+    _at_least('eval', self, 1, 'samples')
+    if not self.temperature >= 0:
+      raise ValueError(f'eval.temperature={self.temperature} is below 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+  """What a run writes for people.
+
+  Attributes:
+    jsonl: Write metrics.jsonl.
+    tensorboard: Write TensorBoard event files.
+    trajectories_every: Iterations between trajectory samples; 0 for none.
+    trajectories: Episodes of such a sample, at most.
+    html: Also write the sample as a page.
+    curves: Draw curves.png.
+    progress: Show the progress bar.
+    log_every: Iterations between progress lines where there is no terminal.
+  """
+
+  jsonl: bool
+  tensorboard: bool
+  trajectories_every: int
+  trajectories: int
+  html: bool
+  curves: bool
+  progress: bool
+  log_every: int
+
+  def __post_init__(self):
+    _at_least('report', self, 0, 'trajectories_every', 'trajectories')
+    _at_least('report', self, 1, 'log_every')
