@@ -20,7 +20,7 @@ class Mean:
   total: Array
   count: Array
 
-  def __add__(self, other: 'Mean') -> 'Mean':
+  def __add__(self, other: Mean) -> Mean:
     return Mean(self.total + other.total, self.count + other.count)
 
   def value(self) -> Array:
@@ -110,12 +110,17 @@ class LossBatch:
     tokens, positions, segment: int32.
     mask: bool.
     advantages, old_logprobs, sampler_logprobs: float32.
-    weight: float32, the row's weight on each of its tokens.
+    weight: float32, the token's weight in the loss (`aggregate.token_weights`;
+      the row's weight on each sampled token for token-mean).
     row: int32, dense id of the token's trajectory row, for losses and
       aggregation modes that reduce over rows; padding has the last id.
     group: int32, dense id of the token's group (prompt-mean).
     reference_logprobs, value_targets: float32 or None.
     old_values: float32 or None.
+    denominator: float32, the token's part of what the loss is divided by
+      (`aggregate.token_weights`); None stands for `weight`.
+    correction: float32, detached weight for a sampler that differs from the
+      trainer (`corrections`), or None.
   """
 
   tokens: Array
@@ -131,3 +136,5 @@ class LossBatch:
   reference_logprobs: Array | None = None
   value_targets: Array | None = None
   old_values: Array | None = None
+  denominator: Array | None = None
+  correction: Array | None = None
