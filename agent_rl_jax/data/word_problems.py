@@ -244,6 +244,10 @@ class WordProblemSource:
   def name(self) -> str:
     return f'word_problems/{self.split}/seed={self.seed}'
 
+  @property
+  def fingerprint(self) -> str:
+    return f'{self.name}/size={self.size}'
+
   def __len__(self) -> int:
     return self.size
 
