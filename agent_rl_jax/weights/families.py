@@ -21,7 +21,7 @@ _ARCHITECTURES = {
     'qwen2': 'Qwen2ForCausalLM',
     'qwen3': 'Qwen3ForCausalLM',
 }
-# Head widths and head counts that transformers fills in when absent.
+# Head widths that transformers fills in when absent; None: width / heads.
 _HEAD_DIM = {'llama': None, 'qwen2': None, 'qwen3': 128}
 # ModelConfig fields that a checkpoint decides.
 ARCHITECTURE = (
@@ -74,6 +74,8 @@ def _required(raw: Mapping[str, Any], what: str):
   def get(key: str) -> Any:
     if raw.get(key) is None:
       raise ValueError(f'{what} lacks {key}, which has no default')
+    if isinstance(raw[key], list):
+      raise ValueError(f'{what}: {key}={raw[key]}: layers must be alike')
     return raw[key]
 
   return get
@@ -158,7 +160,7 @@ def from_gguf(
       'num_layers': required('block_count'),
       'width': width,
       'num_heads': heads,
-      'num_kv_heads': own.get('attention.head_count_kv', heads),
+      'num_kv_heads': required('attention.head_count_kv'),
       'head_dim': head_dim,
       'mlp_width': required('feed_forward_length'),
       'rope_theta': _shortest(own.get('rope.freq_base', 10_000.0)),

@@ -172,10 +172,7 @@ def load(
     leaf = np.empty((len(layers), *size), _DTYPES[dtype])
     for i, name in enumerate(layers):
       array = tensors.read(name)
-      # max passes on NaN, and unlike isfinite().all() makes no second array.
-      if array.dtype.kind not in 'iub' and not np.isfinite(
-          np.max(np.abs(array).astype(np.float32), initial=0)
-      ):
+      if not np.isfinite(array).all():
         raise ValueError(f'{path}: tensor {name} holds NaN or infinity')
       leaf[i] = names.from_checkpoint(config, row, array, interleaved)
     names.put(params, row.path, leaf if row.stacked else leaf[0])
