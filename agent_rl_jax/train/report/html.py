@@ -36,6 +36,8 @@ p { margin: 0 0 1rem; color: var(--dim); }
 details { border: 1px solid var(--line); border-radius: 6px; margin: .5rem 0; }
 summary { cursor: pointer; padding: .45rem .7rem; display: flex; gap: .5rem;
   flex-wrap: wrap; align-items: baseline; }
+summary::before { content: '▸'; color: var(--dim); }
+details[open] > summary::before { content: '▾'; }
 summary b { min-width: 9rem; overflow-wrap: anywhere; }
 dl { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: 0;
   padding: .5rem .7rem; border-top: 1px solid var(--line);
