@@ -116,6 +116,8 @@ def write(
     # The writer takes the bytes as they lie: a transposed view must be copied.
     arrays = {name: np.ascontiguousarray(make()) for name, make in shard}
     save_file(arrays, folder / file, metadata={'format': 'pt'})
+    # It makes them readable by their owner only; the folder decides that.
+    (folder / file).chmod(0o644)
     weight_map.update(dict.fromkeys(arrays, file))
   if count > 1:
     index = {

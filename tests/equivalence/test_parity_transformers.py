@@ -46,9 +46,10 @@ def test_transformers_loads_what_we_export(family, tied, tmp_path):
   model = transformers.AutoModelForCausalLM.from_pretrained(
       out, dtype=torch.float32
   ).eval()
-  assert type(model).__name__ == json.loads((out / 'config.json').read_text())[
-      'architectures'
-  ][0]
+  assert (
+      type(model).__name__
+      == json.loads((out / 'config.json').read_text())['architectures'][0]
+  )
   ids = parity_weights.token_ids(raw)
   ours = parity_weights.our_logits(config, params, ids)
   want = parity_weights.torch_logits(model, ids)

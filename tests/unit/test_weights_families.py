@@ -105,7 +105,11 @@ def test_unsupported_gguf_is_named(change, shapes, said):
 
 @pytest.mark.parametrize(
     'options, family',
-    [({}, 'llama'), ({'qkv_bias': True}, 'qwen2'), ({'qk_norm': True}, 'qwen3')],
+    [
+        ({}, 'llama'),
+        ({'qkv_bias': True}, 'qwen2'),
+        ({'qk_norm': True}, 'qwen3'),
+    ],
 )
 def test_config_round_trip(options, family):
   config = ModelConfig(vocab_size=50, head_dim=16, rope_theta=5e4, **options)

@@ -62,7 +62,9 @@ def test_quantized_tensors(kind, tmp_path):
   rng = np.random.default_rng(0)
   x = rng.standard_normal((6, 64)).astype(np.float32)
   stored = (
-      x.astype(np.float16) if kind == KINDS.F16 else gguf.quants.quantize(x, kind)
+      x.astype(np.float16)
+      if kind == KINDS.F16
+      else gguf.quants.quantize(x, kind)
   )
   # A first tensor of odd size, so that the second one needs its alignment.
   file = GgufFile(

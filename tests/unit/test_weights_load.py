@@ -40,9 +40,7 @@ def _params(config, seed=0):
 
 
 def _llama(folder):
-  return parity_weights.write_folder(
-      folder, parity_weights.CONFIGS['llama'], 0
-  )
+  return parity_weights.write_folder(folder, parity_weights.CONFIGS['llama'], 0)
 
 
 def _edit(folder, change):
@@ -72,9 +70,7 @@ def test_export_then_load_gives_the_same_bits(options, shard_bytes, tmp_path):
       jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True
   ):
     assert a.dtype == b.dtype
-    np.testing.assert_array_equal(
-        a.astype(np.float32), b.astype(np.float32)
-    )
+    np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))
 
 
 def test_bfloat16_files_widen_exactly_and_narrow_by_rounding(tmp_path):
