@@ -1,25 +1,85 @@
-"""One tool call from arguments to result, whatever the tool does.
+"""Tool calls from arguments to results, whatever the tools do.
 
-Checks the arguments, runs the tool, cuts its text, words its failures.  What it
-leaves out: threads and deadlines (executor.py, which runs `invoke` on a worker
-and `collect` in the caller).  Invariant: `collect` returns a result for every
-outcome, and its text is valid Unicode within the limit.
+Checks the arguments, runs the tools, cuts their text, words their failures.
+What it leaves out: threads and deadlines (executor.py).  Invariant: there is a
+result for every call and every outcome, and its text is valid Unicode within
+the limit.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from agent_rl_jax.tools import tool as tool_lib
 from agent_rl_jax.tools.ticket import Ticket
-from agent_rl_jax.types import ToolResult
+from agent_rl_jax.types import ToolCall, ToolResult
 
+_MARGIN_S = 0.5  # at most; a tenth of the time when that is less
 _MARK = '\n...[{} characters left out]...\n'
 
 
-def invoke(
+class Pool(Protocol):
+  """The part of an executor that runs calls."""
+
+  def submit(
+      self, fn: Callable[..., Any], *args: Any, deadline: float
+  ) -> Ticket:
+    ...
+
+  def wait_all(self, tickets: Sequence[Ticket]) -> None:
+    ...
+
+
+def run_calls(
+    pool: Pool,
+    tools: Mapping[str, tool_lib.Tool],
+    calls: Sequence[ToolCall],
+    deadline: float,
+    timeout: float | None,
+    limit: int,
+) -> tuple[ToolResult, ...]:
+  """Runs calls concurrently and returns their results in call order.
+
+  Never raises: an unknown tool, bad arguments, an exception, a timeout and a
+  result of the wrong type become results with `ok=False` whose text begins
+  with 'error: '.
+
+  Args:
+    pool: Where to run them.
+    tools: By name.
+    calls: What to run.
+    deadline: `time.monotonic()` seconds.  Tools are told a slightly earlier
+      one, so that a tool that keeps it has the word, not the clock: which of
+      two messages the model reads must not be a race.
+    timeout: Seconds that a timeout's message names; what is left until the
+      deadline when None.
+    limit: Characters of one result; the middle of a longer one is left out.
+  """
+  left = max(0.0, deadline - time.monotonic())
+  told = deadline - min(_MARGIN_S, 0.1 * left)
+  outcomes: list[ToolResult | Ticket] = []
+  for call in calls:
+    if call.name not in tools:
+      reason = tool_lib.unknown_tool(call.name, tools)
+      outcomes.append(tool_lib.error_result(reason))
+      continue
+    try:
+      job = (tools[call.name], call.arguments, told, limit)
+      outcomes.append(pool.submit(_invoke, *job, deadline=deadline))
+    except RuntimeError as e:  # the pool is closed
+      outcomes.append(tool_lib.error_result(str(e)))
+  pool.wait_all([o for o in outcomes if isinstance(o, Ticket)])
+  named = left if timeout is None else timeout
+  return tuple(
+      _collect(outcome, call.call_id, named, limit)
+      for outcome, call in zip(outcomes, calls, strict=True)
+  )
+
+
+def _invoke(
     tool: tool_lib.Tool,
     arguments: Mapping[str, Any],
     deadline: float,
@@ -39,7 +99,7 @@ def invoke(
   return ToolResult('', clip(result.text, limit), bool(result.ok))
 
 
-def collect(
+def _collect(
     slot: ToolResult | Ticket, call_id: str, allowed: float, limit: int
 ) -> ToolResult:
   """The result of one call, whatever became of it."""

@@ -37,8 +37,6 @@ from agent_rl_jax.tools.ticket import (
 )
 from agent_rl_jax.types import ToolCall, ToolResult
 
-_MARGIN_S = 0.5  # at most; a tenth of the time when that is less
-
 
 class Executor:
   """Runs functions and tool calls on bounded, replaceable daemon threads."""
@@ -190,42 +188,17 @@ class Executor:
   ) -> tuple[ToolResult, ...]:
     """Runs calls concurrently and returns their results in call order.
 
-    Never raises: an unknown tool, bad arguments, an exception, a timeout and
-    a result of the wrong type become results with `ok=False` whose text
-    begins with 'error: '.  Text is cut to `max_output_chars`, its middle left
-    out, and is always valid Unicode.
-
-    Args:
-      tools: By name.
-      calls: What to run.
-      deadline: `time.monotonic()` seconds.  Tools are told a slightly earlier
-        one, so that a tool that keeps it has the word, not the clock: which of
-        two messages the model reads must not be a race.
-      timeout: Seconds that a timeout's message names; what is left until the
-        deadline when None.
-      max_output_chars: Limit per result; the executor's own when None.
+    Never raises; see `calls.run_calls`.  `max_output_chars` is the executor's
+    own when None, and `timeout` (seconds, for the message of a timeout) what
+    is left until the deadline.
     """
-    limit = max_output_chars or self.max_output_chars
-    left = max(0.0, deadline - time.monotonic())
-    told = deadline - min(_MARGIN_S, 0.1 * left)
-    slots: list[ToolResult | Ticket] = []
-    for call in calls:
-      if call.name not in tools:
-        slots.append(
-            tool_lib.error_result(tool_lib.unknown_tool(call.name, tools))
-        )
-        continue
-      try:
-        job = (tools[call.name], call.arguments, told, limit)
-        slots.append(self.submit(calls_lib.invoke, *job, deadline=deadline))
-      except RuntimeError as e:  # closed
-        slots.append(tool_lib.error_result(str(e)))
-    self.wait_all(slot for slot in slots if isinstance(slot, Ticket))
-    return tuple(
-        calls_lib.collect(
-            slot, call.call_id, left if timeout is None else timeout, limit
-        )
-        for slot, call in zip(slots, calls, strict=True)
+    return calls_lib.run_calls(
+        self,
+        tools,
+        calls,
+        deadline,
+        timeout,
+        max_output_chars or self.max_output_chars,
     )
 
   # Under the lock.
