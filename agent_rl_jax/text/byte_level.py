@@ -119,6 +119,7 @@ class ByteLevelTokenizer(_ByteLevel):
   """Byte-level BPE of a tokenizer.json.
 
   Its added tokens become control tokens; those of white space alone stay text.
+  A tokenizer_config.json beside it gives `chat_template` and `special`.
   """
 
   def __init__(self, path: str | os.PathLike):
@@ -180,6 +181,16 @@ class ByteLevelTokenizer(_ByteLevel):
         ignore_merges=bool(model.get('ignore_merges')),
         digest=hashlib.sha256(source).hexdigest(),
     )
+    config = pathlib.Path(path).with_name('tokenizer_config.json')
+    if config.exists():
+      named = json.loads(config.read_text())
+      template = named.get('chat_template')
+      self.chat_template = template if isinstance(template, str) else None
+      self.special = {
+          key: value['content'] if isinstance(value, dict) else value
+          for key in ('bos_token', 'eos_token')
+          if (value := named.get(key))
+      }
 
 
 def _no_prefix(spec: Any) -> Any:
@@ -222,12 +233,7 @@ _PRE_TOKENIZERS['llama3'] = _PRE_TOKENIZERS['llama-bpe']
 
 
 class GgufTokenizer(_ByteLevel):
-  """Byte-level BPE of a GGUF file's metadata.
-
-  Attributes:
-    chat_template: The file's Jinja template, or None.
-    special: The file's own names, such as {'bos_token': '<|im_start|>'}.
-  """
+  """Byte-level BPE of a GGUF file's metadata, its chat template included."""
 
   def __init__(self, path: str | os.PathLike):
     """Reads the metadata.

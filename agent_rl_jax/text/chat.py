@@ -9,14 +9,16 @@ from __future__ import annotations
 import difflib
 
 from agent_rl_jax.text import format as chat_format
-from agent_rl_jax.text import tag_chat, tags, vocabulary
+from agent_rl_jax.text import tag_chat, tags, template_chat, vocabulary
 
 ChatFormat = chat_format.ChatFormat
 TagChat = tag_chat.TagChat
+TemplateChat = template_chat.TemplateChat
 TAG_CONTROL = tags.TAG_CONTROL
 
 CHATS = {
     'tags': TagChat,
+    'template': TemplateChat,
 }
 
 

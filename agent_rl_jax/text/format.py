@@ -47,6 +47,8 @@ class ChatFormat(Protocol):
   ) -> np.ndarray:
     """Returns int32 ids between one action and the next, none of them sampled.
 
+    The next header included; nothing at all when `obs.done`.
+
     Args:
       obs: What the environment said.
       last: Last id of the action that it answers; None when not known.
@@ -137,3 +139,14 @@ def _border(
   while 0 < at < len(ids) and tokenizer.token_bytes(ids[at])[0] & 0xC0 == 0x80:
     at += step
   return at
+
+
+def add_to_system(
+    messages: Sequence[types.Message], text: str
+) -> list[types.Message]:
+  """Returns the messages with `text` behind (or as) the system message."""
+  messages = list(messages)
+  if messages and messages[0]['role'] == 'system':
+    first = messages.pop(0)['content']
+    text = f'{first}\n\n{text}' if first else text
+  return [{'role': 'system', 'content': text}, *messages]

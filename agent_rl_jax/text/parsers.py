@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 MAX_CALL_BYTES = 64 * 1024
@@ -95,16 +95,15 @@ def code_block(text: str) -> tuple[str | None, str, str | None]:
 
 
 def hermes_calls(
-    text: str, tools: Mapping[str, Mapping[str, Any]] | None = None
+    text: str,
 ) -> tuple[list[tuple[str, dict[str, Any]]], str, str | None]:
   """Finds every <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 
   A JSON list of such objects inside one pair is read too (SmolLM2's habit).
+  Names and schemas are the executor's to check.
 
   Args:
     text: A turn without its thoughts.
-    tools: Name -> JSON schema of its parameters; names and arguments are
-      checked against it when given.
 
   Returns:
     (calls, rest, error): (name, arguments) of each call in order, the text
@@ -124,7 +123,6 @@ def hermes_calls(
           ),
       )
     for name, arguments, error in _read_call(inner):
-      error = error or _check(name, arguments, tools)
       if error:
         return [], text, f'{error} Nothing was run.'
       calls.append((name, arguments))
@@ -136,7 +134,9 @@ def hermes_calls(
   return calls, outside, None
 
 
-def _read_call(inner: str):
+def _read_call(
+    inner: str,
+) -> Iterator[tuple[str, dict[str, Any], str | None]]:
   """Yields (name, arguments, error) of what stands inside one pair of tags."""
   if len(inner.encode('utf-8', 'replace')) > MAX_CALL_BYTES:
     yield '', {}, f'The call is longer than {MAX_CALL_BYTES} bytes.'
@@ -176,43 +176,3 @@ def _nesting(text: str) -> int:
     depth += (char in '[{') - (char in ']}')
     deepest = max(deepest, depth)
   return deepest
-
-
-_TYPES = {
-    'string': str,
-    'integer': int,
-    'number': (int, float),
-    'boolean': bool,
-    'array': list,
-    'object': dict,
-    'null': type(None),
-}
-
-
-def _check(
-    name: str,
-    arguments: Mapping[str, Any],
-    tools: Mapping[str, Mapping[str, Any]] | None,
-) -> str | None:
-  """Returns what is wrong with a call by its tool's schema: names and types."""
-  if tools is None:
-    return None
-  if name not in tools:
-    return f'There is no tool {name!r}, only {", ".join(sorted(tools))}.'
-  known = tools[name].get('properties', {})
-  for key in tools[name].get('required', ()):
-    if key not in arguments:
-      return f'{name} needs the argument {key!r}.'
-  for key, value in arguments.items():
-    if key not in known:
-      return f'{name} has no argument {key!r}, only {", ".join(known)}.'
-    wanted = known[key].get('type')
-    names = [wanted] if isinstance(wanted, str) else wanted or []
-    fits = [
-        isinstance(value, _TYPES.get(one, object))
-        and not (isinstance(value, bool) and one in ('integer', 'number'))
-        for one in names
-    ]
-    if names and not any(fits):
-      return f'{name}: {key!r} must be of type {" or ".join(names)}.'
-  return None

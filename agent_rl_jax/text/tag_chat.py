@@ -70,7 +70,6 @@ class TagChat:
     self._id = tokenizer.control
     self.stop_ids = (self._id[tags.CODE_END], self._id[tags.END])
     self.stop_strings: tuple[str, ...] = ()
-    self.pad_id = self._id[tags.PAD]
     self._marks = frozenset(self._id.values())
 
   def prompt(
@@ -103,13 +102,14 @@ class TagChat:
     """Returns int32 ids of what the environment said, up to the next header.
 
     Args:
-      obs: Messages, or ids of a world, which are passed on as they are.  When
-        done, no header follows.
+      obs: Messages, or ids of a world, which are passed on as they are.
       last: Not needed: a header ends the turn before it, however that ended.
     """
     del last
     if obs.ids is not None:
       return np.asarray(obs.ids, np.int32)
+    if obs.done:
+      return np.zeros(0, np.int32)
     ids = []
     for message in obs.messages:
       ids.append(self._header(message['role']))
@@ -118,9 +118,7 @@ class TagChat:
           message['content'],
           self.options.max_observation_tokens,
       )
-    if not obs.done:
-      ids.append(self._id[tags.ASSISTANT])
-    return vocabulary.int32(ids)
+    return vocabulary.int32([*ids, self._id[tags.ASSISTANT]])
 
   def action(
       self, ids: Sequence[int] | np.ndarray, finish: str
@@ -227,15 +225,4 @@ def describe(
   for tool in tools:
     names = ', '.join(tool.get('parameters', {}).get('properties', {}))
     lines.append(f'{tool["name"]}({names}): {tool.get("description", "")}')
-  return add_to_system(messages, '\n'.join(lines))
-
-
-def add_to_system(
-    messages: Sequence[types.Message], text: str
-) -> list[types.Message]:
-  """Returns the messages with `text` behind (or as) the system message."""
-  messages = list(messages)
-  if messages and messages[0]['role'] == 'system':
-    first = messages.pop(0)['content']
-    text = f'{first}\n\n{text}' if first else text
-  return [{'role': 'system', 'content': text}, *messages]
+  return chat_format.add_to_system(messages, '\n'.join(lines))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import re
+import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +25,12 @@ class Tokenizer(abc.ABC):
     vocab_size: Number of ids.
     control: Mark -> id, for marks that are reachable by id only.
     digest: Hash of all that fixes the mapping, for the run's record.
+    chat_template: Jinja template that came with the vocabulary, or None.
+    special: Names that came with it, such as {'bos_token': '<s>'}.
   """
+
+  chat_template: str | None = None
+  special: Mapping[str, str] = types.MappingProxyType({})
 
   def __init__(
       self,
@@ -53,9 +59,11 @@ class Tokenizer(abc.ABC):
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`: marks as they are spelt, bad UTF-8 as U+FFFD."""
-    return b''.join(self._shown[i] for i in map(int, ids)).decode(
-        'utf-8', errors='replace'
-    )
+    return self.text_bytes(ids).decode('utf-8', errors='replace')
+
+  def text_bytes(self, ids: Iterable[int]) -> bytes:
+    """Returns the bytes that `decode` reads as UTF-8."""
+    return b''.join(self._shown[i] for i in map(int, ids))
 
   def token_bytes(self, index: int) -> bytes:
     """Returns the bytes of a text id, b'' for an id that is not text."""

@@ -22,10 +22,12 @@ def _act(text: str, finish: str = 'stop') -> types.Action:
 
 
 def test_layout_by_hand():
-  prompt = CHAT.prompt([
-      {'role': 'system', 'content': 'S'},
-      {'role': 'user', 'content': 'U <code>x</code> <|end|>'},
-  ])
+  prompt = CHAT.prompt(
+      [
+          {'role': 'system', 'content': 'S'},
+          {'role': 'user', 'content': 'U <code>x</code> <|end|>'},
+      ]
+  )
   control = TOKENIZER.control
   assert prompt.dtype == np.int32
   assert prompt.tolist() == [
@@ -46,16 +48,11 @@ def test_layout_by_hand():
   ]
 
 
-def test_worlds_ids_pass_and_done_has_no_header():
+def test_worlds_ids_pass_and_nothing_follows_the_end():
   ids = CHAT.observation(types.Observation(ids=np.array([5, 6])))
   assert ids.dtype == np.int32 and ids.tolist() == [5, 6]
-  last = CHAT.observation(
-      types.Observation(
-          messages=({'role': 'user', 'content': 'bye'},), done=True
-      )
-  )
-  assert TOKENIZER.decode(last) == '<|user|>bye'
-  assert CHAT.observation(types.Observation(done=True)).size == 0
+  bye = ({'role': 'user', 'content': 'bye'},)
+  assert CHAT.observation(types.Observation(bye, done=True)).size == 0
 
 
 def test_a_call():
@@ -152,7 +149,10 @@ def test_a_demonstration_is_what_a_rollout_would_be():
         (CONVERSATION[:2], 'ends with an assistant'),
         (CONVERSATION[2:3], 'opens with another role'),
         (
-            [CONVERSATION[1], {'role': 'assistant', 'content': '<code></code>!'}],
+            [
+                CONVERSATION[1],
+                {'role': 'assistant', 'content': '<code></code>!'},
+            ],
             'text follows </code>',
         ),
         ([{'role': 'bot', 'content': ''}, CONVERSATION[-1]], "role 'bot'"),

@@ -88,7 +88,9 @@ HARD = st.lists(
         st.sampled_from(
             [*MARKS, *tags.TAG_CONTROL, '<unk>', '<0x41>', '\u2581', '\x00']
         ),
-        st.sampled_from(['\n', '    ', '\t', '\r\n', '😀', 'e\u0301', 'ﬁ', '12']),
+        st.sampled_from(
+            ['\n', '    ', '\t', '\r\n', '😀', 'e\u0301', 'ﬁ', '12']
+        ),
     ),
     max_size=12,
 ).map(''.join)
@@ -134,9 +136,7 @@ def test_every_mark_of_each_vocabulary_is_control(kinds):
 
 def test_digits_stand_alone(kinds):
   for kind in ('sentencepiece', 'gguf'):
-    pieces = [
-        kinds[kind].token_bytes(i) for i in kinds[kind].encode('x=12345')
-    ]
+    pieces = [kinds[kind].token_bytes(i) for i in kinds[kind].encode('x=12345')]
     assert pieces[-5:] == [b'1', b'2', b'3', b'4', b'5']
 
 
@@ -234,8 +234,7 @@ def test_added_blanks_stay_text(tmp_path):
   spec = json.loads(path.read_text())
   spec['model']['vocab']['   '] = size = len(spec['model']['vocab'])
   spec['added_tokens'].append(
-      spec['added_tokens'][0]
-      | {'content': '   ', 'id': size, 'special': False}
+      spec['added_tokens'][0] | {'content': '   ', 'id': size, 'special': False}
   )
   path.write_text(json.dumps(spec))
   tokenizer = tokenizers.make_tokenizer('bpe', path)
