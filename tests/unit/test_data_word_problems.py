@@ -59,6 +59,10 @@ def test_splits_share_no_numbers_whatever_the_seeds():
       }
       for split in word_problems.SPLITS
   }
+  # Two random samples hardly ever meet: what proves it is that the numbers
+  # alone say their split.
+  for split, members in tuples.items():
+    assert {word_problems.split_of(numbers) for numbers in members} == {split}
   assert not tuples['train'] & tuples['heldout']
   assert min(map(len, tuples.values())) > 0.99 * 2 * SIZE
 
