@@ -1,0 +1,183 @@
+"""One call's process: gives up every power, then runs the code.
+
+Runs in a fresh fork of the server.  Leaves out judging the call: the server
+does that from the exit and the clock.  Invariant: no line of the code runs
+unless every layer asked for is in place; a layer that fails ends the process
+with a `refused` report.  What the code can reach here, a report included,
+speaks for this call alone: frames to the trainer are written by the server.
+"""
+
+import builtins
+import ctypes
+import gc
+import io
+import os
+import random
+import resource
+import signal
+import sys
+import traceback
+import types
+
+from agent_rl_jax.tools.sandbox import landlock, seccomp
+
+STDOUT, REPORT = 1, 3  # descriptors in the child; 0 and 2 are the null device
+_FIRST_UNUSED = 4
+_MAX_DESCRIPTORS = 64
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_CAPABILITY_VERSION = 0x20080522
+_MAX_ERROR = 2000
+# Opened before the fork: each call would pay for it otherwise.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+  if _LIBC.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))):
+    raise OSError(ctypes.get_errno(), f'prctl({option})')
+
+
+def die_with_parent() -> None:
+  """Asks the kernel to kill this process when its parent dies."""
+  _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _drop_capabilities() -> None:
+  header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+  if _LIBC.capset(header, (ctypes.c_uint32 * 6)()):
+    raise OSError(ctypes.get_errno(), 'capset')
+
+
+def drop_user(uid: int) -> None:
+  """Becomes a user of no name with no groups and no capabilities."""
+  os.setgroups([])
+  os.setresgid(uid, uid, uid)
+  os.setresuid(uid, uid, uid)
+
+
+def _limit(settings: dict, mapped: int) -> None:
+  cpu = settings['cpu_seconds']
+  for kind, soft, hard in (
+      # The soft limit ends the process; code that ignores the signal meets
+      # the hard one a second later.
+      (resource.RLIMIT_CPU, cpu, cpu + 1),
+      (resource.RLIMIT_AS, mapped + settings['memory_bytes'], None),
+      (resource.RLIMIT_FSIZE, settings['file_bytes'], None),
+      (resource.RLIMIT_NPROC, 0, None),
+      (resource.RLIMIT_CORE, 0, None),
+      (resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS, None),
+      (resource.RLIMIT_MEMLOCK, 0, None),
+      (resource.RLIMIT_MSGQUEUE, 0, None),
+  ):
+    resource.setrlimit(kind, (soft, soft if hard is None else hard))
+
+
+def _confine(settings: dict, server: int, mapped: int, rules: int | None):
+  """Takes every layer, in the only order that works."""
+  layers = settings['layers']
+  _limit(settings, mapped)
+  if 'uid' in layers:
+    drop_user(settings['uid'])
+  _drop_capabilities()
+  # After the change of user, which clears it.
+  die_with_parent()
+  if os.getppid() != server:
+    os._exit(1)
+  _prctl(_PR_SET_DUMPABLE, 0)
+  seccomp.set_no_new_privileges()
+  if rules is not None:
+    landlock.restrict(rules)
+    os.close(rules)
+  if 'seccomp' in layers:
+    seccomp.install(seccomp.assemble(os.getpid()))
+
+
+def _report(text: str) -> None:
+  data = text.encode('utf-8', 'replace')
+  try:
+    os.write(REPORT, data)
+  except OSError:
+    pass  # the code closed it; the server then calls the process crashed
+
+
+def _error(error: BaseException) -> str:
+  lines = traceback.format_exception_only(type(error), error)
+  last = ''.join(lines).strip().rsplit('\n', 1)[-1]
+  return last[:_MAX_ERROR]
+
+
+def _execute(source: str) -> str:
+  """Runs the code and returns its report: a word, then the error's line."""
+  stdout = io.TextIOWrapper(
+      io.FileIO(STDOUT, 'w', closefd=False),
+      encoding='utf-8',
+      errors='backslashreplace',
+      write_through=False,
+  )
+  sys.stdout = sys.__stdout__ = stdout
+  module = types.ModuleType('__main__')
+  sys.modules['__main__'] = module
+  module.__dict__['__builtins__'] = builtins
+  report = 'none\n'
+  try:
+    exec(compile(source, '<tool>', 'exec'), module.__dict__)
+  except MemoryError as error:
+    report = 'memory\n' + _error(error)
+  except SystemExit as error:
+    if error.code not in (None, 0):
+      report = f'exception\nSystemExit: {error.code}'
+  except BaseException as error:
+    report = 'exception\n' + _error(error)
+  for stream in {id(s): s for s in (stdout, sys.stdout)}.values():
+    try:
+      stream.flush()
+    except Exception:
+      pass  # the code closed or replaced it
+  return report
+
+
+def run(
+    source: bytes,
+    descriptors: tuple[int, int],
+    folder: str,
+    settings: dict,
+    mapped: int,
+    rules: int | None,
+    server: int,
+) -> None:
+  """Confines this process, runs `source`, reports, exits; never returns.
+
+  Args:
+    source: The code, utf-8.
+    descriptors: Output pipe and report pipe.
+    folder: The call's own scratch folder.
+    settings: The server's settings: limits and layers.
+    mapped: Bytes of address space that the server has mapped already.
+    rules: Descriptor of the Landlock rule set; None without that layer.
+    server: Process id of the server.
+  """
+  try:
+    os.setsid()
+    # The server keeps the null device on 0 to 4, so none of these is in use.
+    os.dup2(descriptors[0], STDOUT)
+    os.dup2(descriptors[1], REPORT)
+    if rules is not None:
+      rules = os.dup2(rules, _FIRST_UNUSED)
+    os.closerange(_FIRST_UNUSED + (rules is not None), 1024)
+    os.chdir(folder)
+    try:
+      _confine(settings, server, mapped, rules)
+    except Exception as error:
+      _report(_error(error))
+      os._exit(1)
+    # Said before the code runs, so that no code can claim to be unconfined.
+    _report('confined\n')
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+      signal.signal(signum, signal.SIG_DFL)
+    for name in list(sys.modules):
+      if name.partition('.')[0] == 'agent_rl_jax':
+        del sys.modules[name]
+    random.seed(0)  # the same code draws the same numbers in every call
+    gc.enable()
+    _report(_execute(source.decode('utf-8', 'surrogatepass')))
+  finally:
+    os._exit(0)

@@ -1,0 +1,261 @@
+"""The start-up probe: tries the attacks for real against a sandbox.
+
+Every attack prints `BREACH` when it got what it wanted, and where the damage
+would be seen from outside (a file, a killed process, a connection) the probe
+looks there too.  Leaves out how a backend protects itself.  Invariant: a
+sandbox passes only if it also runs honest code, so that one in which
+everything fails does not look safe.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from agent_rl_jax.tools.sandbox import options as options_lib
+
+_SECONDS = 5.0
+_QUICK = 0.3
+_HONEST = 'a=965;b=54;c=501;print(a*b-c)', '51609'
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+  """One thing that code must not be able to do.
+
+  Attributes:
+    name: What it tries.
+    code: Source, formatted with the probe's facts; prints BREACH on success.
+    seconds: Deadline; an attack that only burns time gets a short one.
+  """
+
+  name: str
+  code: str
+  seconds: float = _SECONDS
+
+
+def _attempt(body: str) -> str:
+  lines = '\n'.join('  ' + line for line in body.strip().splitlines())
+  return f'try:\n{lines}\n  print("BREACH")\nexcept Exception as e:\n  print(e)'
+
+
+# `ctypes` reaches system calls that Python has no function for.
+_LIBC = 'import ctypes\nlibc = ctypes.CDLL(None)\n'
+
+ATTACKS = (
+    Attack('endless loop', 'while True: pass\nprint("BREACH")', _QUICK),
+    Attack(
+        'endless sleep',
+        'import time\ntime.sleep(3600)\nprint("BREACH")',
+        _QUICK,
+    ),
+    Attack('huge allocation', _attempt('x = [0] * (1 << 30)\nx[-1] = 1')),
+    Attack('read /etc/passwd', _attempt('print(open("/etc/passwd").read(1))')),
+    Attack('read a file outside', _attempt('print(open({file!r}).read())')),
+    Attack(
+        'list the root folder',
+        'import os\n' + _attempt("""
+names = os.listdir("/")
+assert {{"etc", "proc"}} & set(names)"""),
+    ),
+    Attack('write a file outside', _attempt('open({file!r}, "w").write("x")')),
+    Attack(
+        'delete a file outside', 'import os\n' + _attempt('os.unlink({file!r})')
+    ),
+    Attack('create a file outside', _attempt('open({new!r}, "w").write("x")')),
+    Attack(
+        'change a mode outside',
+        'import os\n' + _attempt('os.chmod({file!r}, 0o777)'),
+    ),
+    Attack(
+        'huge file',
+        _attempt("""
+with open("big", "wb") as f:
+  for _ in range({file_bytes} // 65536 + 2): f.write(b"x" * 65536)"""),
+    ),
+    Attack(
+        'environment of the trainer',
+        'import os\n' + _attempt("""
+text = ""
+for pid in ({pid}, {victim}, os.getppid()):
+  try: text += open("/proc/%d/environ" % pid, errors="replace").read()
+  except OSError: pass
+text += str(dict(os.environ))
+assert {secret!r} in text"""),
+    ),
+    Attack(
+        'memory of the trainer',
+        'import os\n' + _attempt("""
+for pid in ({pid}, {victim}, os.getppid()):
+  try: open("/proc/%d/mem" % pid, "rb").close()
+  except OSError: continue
+  break
+else: raise OSError("refused")"""),
+    ),
+    Attack(
+        'process_vm_readv',
+        _LIBC + 'import os\n' + _attempt("""
+buffer = ctypes.create_string_buffer(1)
+class Vector(ctypes.Structure):
+  _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+here = ctypes.addressof(buffer)
+one = Vector(here, 1)
+got = libc.process_vm_readv(os.getppid() or {pid}, ctypes.byref(one), 1, ctypes.byref(one), 1, 0)
+assert got == 1"""),
+    ),
+    Attack(
+        'ptrace',
+        _LIBC + 'import os\n' + _attempt("""
+ok = [libc.ptrace(16, pid, None, None) for pid in ({victim}, os.getppid())]
+assert 0 in ok"""),
+    ),
+    Attack(
+        'kill a process outside',
+        'import os\n' + _attempt('os.kill({victim}, 9)'),
+    ),
+    Attack(
+        'kill the parent', 'import os\n' + _attempt('os.kill(os.getppid(), 9)')
+    ),
+    Attack(
+        'kill everything of this group or user',
+        'import os\n' + _attempt("""
+for pid in (0, -1):
+  os.kill(pid, 0)"""),
+    ),
+    Attack(
+        'fork',
+        'import os\n' + _attempt("""
+if os.fork() == 0: os._exit(0)"""),
+    ),
+    Attack(
+        'start a thread',
+        'import threading\n' + _attempt('threading.Thread(target=int).start()'),
+    ),
+    Attack(
+        'run a program',
+        'import os, sys\n' + _attempt("""
+os.execv({python!r}, [{python!r}, "-c", "print('BREACH')"])"""),
+    ),
+    Attack(
+        'socket',
+        'import socket\n'
+        + _attempt('socket.create_connection(("127.0.0.1", {port}), 0.2)'),
+    ),
+    Attack(
+        'abstract socket',
+        'import socket\n' + _attempt("""
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(0.2)
+s.connect("\\0" + {abstract!r})"""),
+    ),
+    Attack(
+        'new namespace',
+        _LIBC + _attempt('assert libc.unshare(0x10000000) == 0'),
+    ),
+    Attack(
+        'raise its own limits',
+        'import resource\n'
+        + _attempt('resource.setrlimit(resource.RLIMIT_CPU, (10, 10))'),
+    ),
+    Attack('flood of output', 'while True: print("x" * 1000)', _QUICK),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """Outcome of a probe: `failed` maps what went wrong to how; empty = safe."""
+
+  attempted: int
+  failed: dict[str, str]
+
+
+@contextlib.contextmanager
+def _surroundings():
+  """Things to attack, and the ways to see whether they were harmed."""
+  secret = secrets.token_hex(16)
+  abstract = 'agent_rl_jax_' + secrets.token_hex(8)
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    os.chmod(folder, 0o777)
+    file = pathlib.Path(folder, 'outside.txt')
+    file.write_text(secret)
+    os.chmod(file, 0o666)
+    victim = subprocess.Popen(
+        [sys.executable, '-I', '-S', '-c', 'input()'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={'SECRET': secret},
+    )
+    stack.callback(victim.wait)
+    stack.callback(victim.kill)
+    stack.callback(victim.stdin.close)
+    listeners = []
+    tcp = stack.enter_context(socket.create_server(('127.0.0.1', 0)))
+    listeners.append(tcp)
+    unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+    unix.bind('\0' + abstract)
+    unix.listen()
+    listeners.append(unix)
+    facts = {
+        'file': str(file),
+        'new': str(file.with_name('new.txt')),
+        'pid': os.getpid(),
+        'victim': victim.pid,
+        'secret': secret,
+        'python': sys.executable,
+        'port': tcp.getsockname()[1],
+        'abstract': abstract,
+    }
+
+    def harm() -> str:
+      if victim.poll() is not None:
+        return 'a process outside was killed'
+      if not file.exists() or file.read_text() != secret:
+        return 'a file outside was changed'
+      if file.stat().st_mode & 0o777 != 0o666:
+        return 'the mode of a file outside was changed'
+      if pathlib.Path(facts['new']).exists():
+        return 'a file outside was created'
+      if select.select(listeners, [], [], 0)[0]:
+        return 'a socket outside was reached'
+      return ''
+
+    yield facts, harm
+
+
+def probe(
+    sandbox: options_lib.Sandbox, options: options_lib.SandboxOptions
+) -> Verdict:
+  """Attacks the sandbox; takes about a second."""
+  failed = {}
+  replaced = getattr(sandbox, 'replaced', 0)
+  with _surroundings() as (facts, harm):
+    facts['file_bytes'] = int(options.file_bytes)
+    for attack in ATTACKS:
+      code = attack.code.format(**facts)
+      deadline = time.monotonic() + attack.seconds
+      result = sandbox.run(code, deadline=deadline)
+      if 'BREACH' in result.stdout:
+        failed[attack.name] = 'succeeded'
+      elif result.error_kind == 'unavailable':
+        failed[attack.name] = result.error
+      elif time.monotonic() > deadline + 0.1:
+        failed[attack.name] = 'not answered within its deadline'
+      elif damage := harm():
+        failed[attack.name] = damage
+      elif getattr(sandbox, 'replaced', 0) != replaced:
+        failed[attack.name] = 'ended the server'
+      if failed:
+        return Verdict(len(ATTACKS), failed)
+  code, expected = _HONEST
+  result = sandbox.run(code, deadline=time.monotonic() + _SECONDS)
+  if result.stdout.strip() != expected:
+    failed['honest code'] = f'printed {result.stdout!r}, error {result.error!r}'
+  return Verdict(len(ATTACKS), failed)
