@@ -90,11 +90,15 @@ class Scores:
 
 @flax.struct.dataclass
 class Advantages:
-  """advantages, value_targets: float32 [B, T]; state: running baselines."""
+  """advantages, value_targets: float32 [B, T]; state: running baselines.
+
+  value_mask: bool [B, T], tokens whose value is trained; None for all sampled.
+  """
 
   advantages: Array
   value_targets: Array | None = None
   state: dict | None = None
+  value_mask: Array | None = None
 
 
 @flax.struct.dataclass
@@ -121,6 +125,7 @@ class LossBatch:
       (`aggregate.token_weights`); None stands for `weight`.
     correction: float32, detached weight for a sampler that differs from the
       trainer (`corrections`), or None.
+    value_mask: bool, tokens whose value is trained, or None for all of mask.
   """
 
   tokens: Array
@@ -138,3 +143,4 @@ class LossBatch:
   old_values: Array | None = None
   denominator: Array | None = None
   correction: Array | None = None
+  value_mask: Array | None = None

@@ -1,10 +1,10 @@
 """Statistics over the episodes of a group, given back to every row.
 
-Leaves out what an estimator does with them.  Invariant: an episode counts
-once however many rows its context mode made of it, rows with valid = False
-count nowhere, and rows of a group may lie anywhere in the batch.  Segment
-counts are static: with dense ids there are never more groups or episodes than
-rows.
+Leaves out what an estimator does with them.  Invariant: a sample counts as
+often as its weight says (episodes once, however many rows their context mode
+made of them: see `representatives`), rows with valid = False count nowhere,
+and rows of a group may lie anywhere in the batch.  Segment counts are static:
+with dense ids there are never more groups or episodes than rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class GroupStatistics:
-  """Per row [B], of the row's group: episodes, mean, unbiased std, spread."""
+  """Per sample [N], of its group: samples, mean, unbiased std, spread."""
 
   count: Array
   mean: Array
@@ -38,65 +38,71 @@ def representatives(episode_B: Array, valid_B: Array) -> Array:
   return valid_B & (first_E[episode_B] == index_B)
 
 
+def group_sum(values_N: Array, group_N: Array, weight_N: Array) -> Array:
+  """Weighted sum of each sample's group, where weight is not 0: [N]."""
+  values_N = jnp.where(weight_N != 0, values_N * weight_N, 0)
+  total_G = jax.ops.segment_sum(
+      values_N, group_N, num_segments=group_N.shape[0]
+  )
+  return total_G[group_N]
+
+
 def group_statistics(
-    values_B: Array, group_B: Array, counted_B: Array
+    values_N: Array, group_N: Array, weight_N: Array
 ) -> GroupStatistics:
-  """Two-pass statistics of values over the counted rows of each group.
+  """Two-pass statistics of values over each group.
 
   Args:
-    values_B: One value per row.
-    group_B: int32 dense ids in [0, B).
-    counted_B: bool, which rows are samples (see `representatives`).
+    values_N: One value per sample.
+    group_N: int32 ids in [0, N).
+    weight_N: How many samples each stands for; bool counts as 0 and 1.
 
   Returns:
-    Statistics in float32 (float64 for float64), gathered back to all rows.
+    Statistics in float32 (float64 for float64), gathered back to all samples.
   """
-  rows = values_B.shape[0]
-  values_B = masked.real(values_B)
-
-  def total(x_B):
-    x_B = jnp.where(counted_B, x_B, 0)
-    return jax.ops.segment_sum(x_B, group_B, num_segments=rows)[group_B]
-
-  count_B = total(jnp.ones_like(values_B))
-  mean_B = total(values_B) / jnp.maximum(count_B, 1)
-  # Selected before squaring: an uncounted row may hold anything.
-  centered_B = jnp.where(counted_B, values_B - mean_B, 0)
-  variance_B = total(centered_B**2) / jnp.maximum(count_B - 1, 1)
-  high_B = jax.ops.segment_max(
-      jnp.where(counted_B, values_B, -jnp.inf), group_B, num_segments=rows
-  )[group_B]
-  low_B = jax.ops.segment_min(
-      jnp.where(counted_B, values_B, jnp.inf), group_B, num_segments=rows
-  )[group_B]
+  size = group_N.shape[0]
+  values_N = masked.real(values_N)
+  weight_N = weight_N.astype(values_N.dtype)
+  counted_N = weight_N != 0
+  # Selected first: a sample that does not count may hold anything.
+  values_N = jnp.where(counted_N, values_N, 0)
+  count_N = group_sum(jnp.ones_like(values_N), group_N, weight_N)
+  mean_N = group_sum(values_N, group_N, weight_N) / jnp.maximum(count_N, 1)
+  variance_N = group_sum((values_N - mean_N) ** 2, group_N, weight_N)
+  high_G = jax.ops.segment_max(
+      jnp.where(counted_N, values_N, -jnp.inf), group_N, num_segments=size
+  )
+  low_G = jax.ops.segment_min(
+      jnp.where(counted_N, values_N, jnp.inf), group_N, num_segments=size
+  )
   return GroupStatistics(
-      count=count_B,
-      mean=mean_B,
-      std=jnp.sqrt(variance_B),
-      spread=jnp.where(count_B > 0, high_B - low_B, 0),
+      count=count_N,
+      mean=mean_N,
+      std=jnp.sqrt(variance_N / jnp.maximum(count_N - 1, 1)),
+      spread=jnp.where(count_N > 0, high_G[group_N] - low_G[group_N], 0),
   )
 
 
 def normalized(
-    values_B: Array,
-    group_B: Array,
-    counted_B: Array,
+    values_N: Array,
+    group_N: Array,
+    weight_N: Array,
     normalize_std: bool,
     epsilon: float,
 ) -> Array:
-  """values minus their group's mean, over std + epsilon if asked: [B].
+  """values minus their group's mean, over std + epsilon if asked: [N].
 
   Exactly 0 for a group of one and for a group whose values are equal up to
   1e-6.
   """
-  stats = group_statistics(values_B, group_B, counted_B)
-  centered_B = masked.real(values_B) - stats.mean
+  stats = group_statistics(values_N, group_N, weight_N)
+  centered_N = masked.real(values_N) - stats.mean
   if normalize_std:
-    centered_B = centered_B / (stats.std + epsilon)
-  signal_B = (stats.count > 1) & (stats.spread > masked.SPREAD_TOLERANCE)
-  return jnp.where(signal_B, centered_B, 0)
+    centered_N = centered_N / (stats.std + epsilon)
+  signal_N = (stats.count > 1) & (stats.spread > masked.SPREAD_TOLERANCE)
+  return jnp.where(signal_N, centered_N, 0)
 
 
-def broadcast(values_B: Array, mask_BxT: Array, valid_B: Array) -> Array:
-  """values on the masked tokens of valid rows, 0 elsewhere: [B, T]."""
-  return jnp.where(mask_BxT & valid_B[:, None], values_B[:, None], 0)
+def broadcast(values_B: Array, mask_BxT: Array) -> Array:
+  """values on the masked tokens of their rows, 0 elsewhere: [B, T]."""
+  return jnp.where(mask_BxT, values_B[:, None], 0)

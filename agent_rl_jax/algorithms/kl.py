@@ -57,7 +57,7 @@ def kl_penalty(
 def adapted_coef(
     coef: Array, mean_kl: Array, target: float, horizon: float, episodes: Array
 ) -> Array:
-  """Next coefficient of the adaptive controller (Ziegler et al. 2019, 2.2).
+  """Next coefficient of the adaptive controller (Ziegler et al. 2019).
 
   coef (1 + e episodes / horizon) with e = clip(mean_kl / target - 1, +-0.2).
   """

@@ -131,8 +131,9 @@ def ppo_clip(
 ) -> tuple[Mean, Metrics]:
   """max(-A r, -A clip(r)), for A < 0 at most -dual_clip A.
 
-  Schulman et al. 2017, eq. 7, with DAPO's separate bounds (Yu et al. 2025,
-  eq. 10) and the dual clip of Ye et al. 2020, eq. 5.
+  Schulman et al. 2017, eq. 7, with the separate bounds of DAPO (Yu et al.
+  2025, arXiv 2503.14476) and the dual clip of Ye et al. 2020
+  (arXiv 1912.09729).
   """
   log_ratio_BxT = _log_ratio(logprobs_BxT, batch)
   advantages_BxT = _advantages(batch)
@@ -151,6 +152,101 @@ def ppo_clip(
         negative_BxT, jnp.minimum(loss_BxT, bound_BxT), loss_BxT
     )
   return _reduce(loss_BxT, batch, corrected=True), metrics
+
+
+def gspo(
+    logprobs_BxT: Array, batch: LossBatch, options: LossOptions
+) -> tuple[Mean, Metrics]:
+  """PPO's clip on the row's ratio, the geometric mean of its tokens' ratios.
+
+  GSPO-token (Zheng et al. 2025, arXiv 2507.18071): the value holds the row's
+  ratio, the gradient passes through each token's own log-prob.
+  """
+  log_ratio_BxT = _raw_log_ratio(logprobs_BxT, batch)
+  row_BxT = jax.lax.stop_gradient(
+      row_mean(log_ratio_BxT, _active(batch), batch.segment)
+  )
+  chosen_BxT = _logprobs(logprobs_BxT, batch)
+  through_BxT = chosen_BxT - jax.lax.stop_gradient(chosen_BxT) + row_BxT
+  # Bounded above alone: a row's mean never underflows harmfully.
+  ratio_BxT = jnp.exp(jnp.minimum(through_BxT, 10.0))
+  loss_BxT, clipped_BxT = _clipped(ratio_BxT, _advantages(batch), options)
+  metrics = _ratio_metrics(_log_ratio(logprobs_BxT, batch), batch)
+  metrics['policy/clip_fraction'] = _token_mean(clipped_BxT, batch)
+  return _reduce(loss_BxT, batch, corrected=True), metrics
+
+
+def cispo(
+    logprobs_BxT: Array, batch: LossBatch, options: LossOptions
+) -> tuple[Mean, Metrics]:
+  """-sg(clip(r)) A log p (CISPO): no token loses its gradient.
+
+  MiniMax-M1 (2025, arXiv 2506.13585).  The value holds log p and is not comparable to that of ppo_clip.
+  """
+  log_ratio_BxT = _log_ratio(logprobs_BxT, batch)
+  ratio_BxT = jnp.exp(log_ratio_BxT)
+  bounded_BxT = jax.lax.stop_gradient(
+      jnp.clip(ratio_BxT, 1 - options.clip_low, 1 + options.clip_high)
+  )
+  loss_BxT = -bounded_BxT * _advantages(batch) * _logprobs(logprobs_BxT, batch)
+  metrics = _ratio_metrics(log_ratio_BxT, batch)
+  metrics['policy/clip_fraction'] = _token_mean(ratio_BxT != bounded_BxT, batch)
+  return _reduce(loss_BxT, batch, corrected=True), metrics
+
+
+def sapo(
+    logprobs_BxT: Array, batch: LossBatch, options: LossOptions
+) -> tuple[Mean, Metrics]:
+  """-A sigmoid(tau (r - 1)) 4 / tau: a soft gate instead of a clip.
+
+  SAPO (Gao et al. 2025), tau by the advantage's sign.
+  """
+  log_ratio_BxT = _log_ratio(logprobs_BxT, batch)
+  advantages_BxT = _advantages(batch)
+  tau_BxT = jnp.where(
+      advantages_BxT > 0, options.sapo_positive, options.sapo_negative
+  ).astype(advantages_BxT.dtype)
+  gate_BxT = jax.nn.sigmoid(tau_BxT * (jnp.exp(log_ratio_BxT) - 1))
+  loss_BxT = -advantages_BxT * gate_BxT * 4 / tau_BxT
+  metrics = _ratio_metrics(log_ratio_BxT, batch)
+  return _reduce(loss_BxT, batch, corrected=True), metrics
+
+
+def gmpo(
+    logprobs_BxT: Array, batch: LossBatch, options: LossOptions
+) -> tuple[Mean, Metrics]:
+  """-A times the geometric mean of the row's ratios, clipped in log space.
+
+  GMPO (Zhao et al. 2025, arXiv 2507.20673); A is the row's mean advantage, and the
+  bounds apply to the log-ratio of each token.
+  """
+  log_ratio_BxT = _log_ratio(logprobs_BxT, batch)
+  advantages_BxT = _advantages(batch)
+  sign_BxT = jnp.sign(advantages_BxT)
+  bounded_BxT = jnp.clip(log_ratio_BxT, -options.clip_low, options.clip_high)
+  clipped_BxT = sign_BxT * jnp.minimum(
+      sign_BxT * log_ratio_BxT, sign_BxT * bounded_BxT
+  )
+  active_BxT = _active(batch)
+  row_BxT = jnp.exp(row_mean(clipped_BxT, active_BxT, batch.segment))
+  row_advantage_BxT = row_mean(advantages_BxT, active_BxT, batch.segment)
+  metrics = _ratio_metrics(log_ratio_BxT, batch)
+  metrics['policy/clip_fraction'] = _token_mean(
+      clipped_BxT != log_ratio_BxT, batch
+  )
+  loss_BxT = -row_advantage_BxT * row_BxT
+  return _reduce(loss_BxT, batch, corrected=True), metrics
+
+
+def opsm_keep(logprobs_BxT: Array, batch: LossBatch, delta: float) -> Array:
+  """bool [B, T]: False where A < 0 in a row that left the old policy.
+
+  Off-policy sequence masking (DeepSeek-V3.2): such rows have a mean
+  of log old - log new above delta.  Dropped tokens stay in the denominator.
+  """
+  gap_BxT = jax.lax.stop_gradient(-_raw_log_ratio(logprobs_BxT, batch))
+  row_BxT = row_mean(gap_BxT, _active(batch), batch.segment)
+  return ~((_advantages(batch) < 0) & (row_BxT > delta))
 
 
 def reinforce(
@@ -175,6 +271,10 @@ def sft(
 
 LOSSES: dict[str, Loss] = {
     'ppo_clip': ppo_clip,
+    'gspo': gspo,
+    'cispo': cispo,
+    'sapo': sapo,
+    'gmpo': gmpo,
     'reinforce': reinforce,
     'sft': sft,
 }
@@ -208,7 +308,16 @@ def policy_loss(
         f'aggregation {options.aggregation!r} needs LossBatch.denominator: '
         'fill weight and denominator with aggregate.token_weights'
     )
+  dropped = {}
+  if options.opsm_delta:
+    keep_BxT = opsm_keep(logprobs_BxT, batch, options.opsm_delta)
+    dropped['policy/opsm_fraction'] = _token_mean(~keep_BxT, batch)
+    weight_BxT = jnp.ones_like(batch.weight)
+    if batch.correction is not None:
+      weight_BxT = batch.correction
+    batch = batch.replace(correction=jnp.where(keep_BxT, weight_BxT, 0))
   mean, metrics = LOSSES[options.loss](logprobs_BxT, batch, options)
+  metrics = metrics | dropped
   total = mean.total
   if batch.reference_logprobs is not None:
     reference_BxT = batch.reference_logprobs
