@@ -8,24 +8,47 @@ Keys are changed on the command line as ml_collections users know them:
 
 from ml_collections import config_dict
 
+from agent_rl_jax.tools.sandbox import options as sandbox
+
 ConfigDict = config_dict.ConfigDict
+create = config_dict.create
+unset = config_dict.placeholder  # None, until set to a value of the type
 
 
 def optimizer() -> ConfigDict:
   """Keys of an optimizer; its rate stands in `train.lr` or `sft.lr`."""
-  return ConfigDict(
-      {
-          'name': 'adamw',  # adamw | muon | sgd
-          'schedule': 'constant',  # constant | linear | cosine, after the warm-up
-          'warmup': 0,  # updates of linear warm-up
-          'final': 0.0,  # fraction of the rate left when the schedule ends
-          'b1': 0.9,  # first-moment decay of Adam; momentum of sgd
-          'b2': 0.999,  # second-moment decay of Adam
-          'eps': 1e-8,  # added to Adam's denominator and to Muon's norm
-          'momentum': 0.95,  # momentum of Muon
-          'weight_decay': 0.0,  # decoupled, of matrices only
-          'max_grad_norm': 1.0,  # global-norm clip of the gradient; 0 = none
-      }
+  return create(
+      name='adamw',  # adamw | muon | sgd
+      schedule='constant',  # constant | linear | cosine, after the warm-up
+      warmup=0,  # updates of linear warm-up
+      final=0.0,  # fraction of the rate left when the schedule ends
+      b1=0.9,  # first-moment decay of Adam; momentum of sgd
+      b2=0.999,  # second-moment decay of Adam
+      eps=1e-8,  # added to Adam's denominator and to Muon's norm
+      momentum=0.95,  # momentum of Muon
+      weight_decay=0.0,  # decoupled, of matrices only
+      max_grad_norm=1.0,  # global-norm clip of the gradient; 0 = none
+  )
+
+
+def data(split: str = 'train') -> ConfigDict:
+  """Keys of a task source; a key that the kind does not read stays unset."""
+  return create(
+      kind='word_problems',  # word_problems | jsonl | tfds
+      system='',  # system message in front of every task
+      shuffle=True,  # anew in every epoch
+      on_error='skip',  # skip | raise, for malformed records
+      split=split,  # word_problems: train | heldout; tfds: split or slice
+      size=100_000,  # word_problems: tasks of an epoch
+      path='',  # jsonl: the file; tfds: folder of a prepared data set
+      dataset='',  # tfds: registered name, instead of path
+      data_dir='',  # tfds: root of the prepared data sets for `dataset`
+      name='',  # of the data set; '' = taken from the file
+      parser='gsm8k',  # see data/records.py
+      question_field='question',
+      answer_field='answer',
+      extra_fields=(),  # more fields to copy into the payload, as text
+      instruction='',  # appended to every question
   )
 
 
@@ -36,138 +59,182 @@ def get_config() -> ConfigDict:
   config.seed = 0  # names every random draw of the run
   config.run_dir = 'runs/default'  # all output; rerun with it to resume
 
-  config.model = ConfigDict(
-      {
-          # The decoder; ignored but for dtype, param_dtype, remat and
-          # head_megabytes when `weights.path` names a checkpoint.
-          'num_layers': 2,
-          'width': 128,  # of the residual stream
-          'num_heads': 4,  # query heads
-          'num_kv_heads': 4,  # key/value heads; divides num_heads
-          'head_dim': 32,  # even
-          'mlp_width': 384,
-          'rope_theta': 10_000.0,  # base of the rotary frequencies
-          'norm_eps': 1e-6,
-          'tied_head': True,  # output head is the embedding table
-          'qkv_bias': False,  # Qwen2.5
-          'qk_norm': True,  # Qwen3
-          'dtype': 'float32',  # of activations: float32 | bfloat16
-          'param_dtype': 'float32',  # of stored parameters
-          'remat': False,  # recompute blocks in the backward pass
-          'head_megabytes': 64,  # size of one piece of logits in the loss
-      }
+  config.model = create(
+      # The decoder; ignored but for dtype, param_dtype, remat and
+      # head_megabytes when `weights.path` names a checkpoint.
+      num_layers=2,
+      width=128,  # of the residual stream
+      num_heads=4,  # query heads
+      num_kv_heads=4,  # key/value heads; divides num_heads
+      head_dim=32,  # even
+      mlp_width=384,
+      rope_theta=10_000.0,  # base of the rotary frequencies
+      norm_eps=1e-6,
+      tied_head=True,  # output head is the embedding table
+      qkv_bias=False,  # Qwen2.5
+      qk_norm=True,  # Qwen3
+      dtype='float32',  # of activations: float32 | bfloat16
+      param_dtype='float32',  # of stored parameters
+      remat=False,  # recompute blocks in the backward pass
+      head_megabytes=64,  # size of one piece of logits in the loss
   )
 
-  config.weights = ConfigDict(
-      {
-          'path': '',  # GGUF file, safetensors file or folder; '' = from scratch
-      }
+  config.weights = create(
+      # GGUF file, folder with config.json and safetensors, or package:NAME;
+      # '' = random parameters of the shape above.
+      path='',
   )
 
-  config.tokenizer = ConfigDict(
-      {
-          'kind': 'bytes',  # bytes | sentencepiece | bpe | gguf
-          'path': '',  # model file; '' trains sentencepiece into the run folder
-          'vocab_size': 400,  # pieces, when trained
-      }
+  config.tokenizer = create(
+      kind='bytes',  # bytes | sentencepiece | bpe | gguf
+      # Its file; '' trains sentencepiece into the run folder, and takes the
+      # gguf tokenizer from `weights.path`.
+      path='',
+      vocab_size=400,  # pieces, when trained
+      corpus=4000,  # texts to train on
   )
 
-  config.chat = ConfigDict(
-      {
-          'kind': 'tags',  # tags | template
-      }
+  config.chat = create(
+      kind='tags',  # tags | template
+      code_tool='python',  # tool that is called with the code
+      describe_tools=False,  # list the tools in the system message
+      max_observation_tokens=512,  # longer texts lose their middle
   )
 
-  config.data = ConfigDict({})
+  config.data = data()
 
-  config.env = ConfigDict({})
-
-  config.tools = ConfigDict({})
-
-  config.rollout = ConfigDict(
-      {
-          'slots': 64,  # episodes decoded side by side
-          'max_len': 256,  # tokens of a row, prompt included
-          'chunk': 16,  # tokens decoded between two reads of the report
-          'extend_rows': 8,  # rows of one prefill call
-          'extend_block': 64,  # new tokens of one prefill call and row
-          'forced_limit': 16,  # longest observation fed as forced tokens
-          'max_turns': 4,  # actions of an episode
-          'max_action_tokens': 64,  # tokens of one action
-          'temperature': 1.0,  # of training; divides logits in scoring too
-          'step_timeout': 10.0,  # seconds that env.step may take
-      }
+  config.env = create(
+      name='tool',
+      max_tool_calls=4,  # of an episode; 0 allows none
+      tool_timeout=10.0,  # seconds for the calls of one turn
+      max_output_chars=2048,  # of one result that the agent sees
+      # Added to the last result when no call is left.
+      call_limit_notice='No tool calls are left. Give your final answer.',
   )
 
-  config.algorithm = ConfigDict({})
+  config.tools = create(
+      names=('python',),  # python | calculator; () = text only
+      workers=8,  # threads that run tool calls
+      python=create(
+          backend='auto',  # auto | process | monty
+          wall_seconds=5.0,  # of a call, waiting included
+          cpu_seconds=2,  # whole seconds of computing
+          memory_bytes=512 << 20,  # beyond the interpreter
+          output_bytes=8192,  # printed bytes that are kept
+          file_bytes=1 << 20,  # largest file in the scratch folder
+          processes=2,  # calls that can run at the same time
+          preload=sandbox.PRELOAD,  # modules imported once for all calls
+          paths=(),  # further library folders to import from
+          layers=sandbox.LAYERS,  # protection to use where it is there
+      ),
+  )
+
+  config.rewards = create(
+      # answer | format | execution | call_cost | length_cost
+      names=('answer',),
+      weights=(1.0,),  # of each in the total; 0 records it only
+      metric='answer',  # what accuracy means, whatever its weight
+  )
+
+  config.rollout = create(
+      slots=64,  # rows that decode together
+      max_len=256,  # tokens of a row: prompt, actions, observations
+      chunk=16,  # tokens decoded per compiled call
+      extend_rows=4,  # rows per data shard in one prefill call
+      extend_block=64,  # new tokens per row in one prefill call
+      forced_limit=32,  # longest observation that rides along in decoding
+      max_turns=4,  # actions of an episode
+      max_action_tokens=64,  # sampled tokens of one action
+      max_episode_tokens=128,  # sampled tokens of an episode
+      temperature=1.0,  # of training; divides logits in scoring too
+      step_timeout=30.0,  # seconds that an environment step may take
+      workers=16,  # threads that run environment steps
+  )
+
+  config.algorithm = create(
+      advantage='grpo',  # see algorithms/advantages.py
+      normalize_std=False,  # divide by the group's standard deviation
+      epsilon=1e-6,  # added to that standard deviation
+      loss='ppo_clip',  # ppo_clip | reinforce
+      clip_low=unset(float),  # None: the loss's own
+      clip_high=unset(float),  # None: the loss's own
+      dual_clip=10.0,  # bound on a negative advantage's ratio; 0 = none
+      # token-mean, ...: see algorithms/aggregate.py; None: the loss's own
+      aggregation=unset(str),
+      norm_length=0.0,  # tokens, of seq-mean-token-sum-norm
+      kl='none',  # none | k1 | k2 | k3, or with + for its gradient
+      kl_coef=0.0,  # of the KL to the reference policy
+      kl_placement='loss',  # loss | reward
+      kl_importance=False,  # weigh the KL in the loss by the ratio
+      entropy_coef=0.0,  # of the entropy bonus
+  )
 
   config.optimizer = optimizer()
 
-  config.train = ConfigDict(
-      {
-          'iterations': 50,  # rollout batches; 0 skips RL
-          'prompts': 16,  # tasks of a rollout batch
-          'samples': 8,  # episodes of each task: its group
-          'epochs': 1,  # passes over a rollout batch
-          'mini_batches': 1,  # updates of one pass, whole groups in each
-          'micro_batch': 8,  # rows of one forward and backward pass
-          'pack_len': 256,  # tokens of such a row
-          'lr': 3e-4,  # peak learning rate of RL
-          'old_logprobs': 'recompute',  # recompute | sampler
-      }
+  config.train = create(
+      iterations=50,  # rollout batches; 0 skips RL
+      prompts=16,  # tasks of a rollout batch
+      samples=8,  # episodes of each task: its group
+      epochs=1,  # passes over a rollout batch
+      mini_batches=1,  # updates of one pass, whole groups in each
+      micro_batch=8,  # rows of one forward and backward pass
+      pack_len=(256,),  # tokens of such a row; every length is compiled
+      lr=3e-4,  # peak learning rate of RL
+      old_logprobs='recompute',  # recompute | sampler
   )
 
-  config.sft = ConfigDict(
-      {
-          'exercise_steps': 0,  # updates on short exercises, first
-          'steps': 0,  # updates on demonstrations; 0 and 0 = no cold start
-          'batch': 64,  # demonstrations of one update
-          'micro_batch': 8,  # rows of one forward and backward pass
-          'pack_len': 256,  # tokens of such a row
-          'lr': 3e-3,  # peak learning rate of the cold start
-          'warn_below': 0.15,  # warn when the sampled reward before RL is lower
-          'optimizer': optimizer(),
-      }
+  config.sft = create(
+      exercise_steps=0,  # updates on short exercises, first
+      steps=0,  # updates on demonstrations; 0 and 0 = no cold start
+      batch=64,  # demonstrations of one update
+      micro_batch=8,  # rows of one forward and backward pass
+      pack_len=(256,),  # tokens of such a row; every length is compiled
+      lr=3e-3,  # peak learning rate of the cold start
+      warn_below=0.15,  # warn when the sampled reward before RL is lower
+      optimizer=optimizer(),
+      demonstrations=create(
+          # Shares of (right, wrong, guess); story k follows mix k modulo 3.
+          mixes=(
+              (0.60, 0.15, 0.25),
+              (0.25, 0.50, 0.25),
+              (0.25, 0.15, 0.60),
+          ),
+          # Shares of (list, one_step, head) among the short exercises.
+          exercises=(0.2, 0.5, 0.3),
+      ),
   )
 
-  config.eval = ConfigDict(
-      {
-          'every': 10,  # iterations between evaluations; 0 = at the end only
-          'problems': 64,  # held-out problems of an evaluation during training
-          'final_problems': 256,  # of the comparison at the end
-          'samples': 1,  # episodes of each problem
-          'temperature': 0.0,  # 0 = greedy
-          'without_tool': False,  # also train the cold start without any tool
-      }
+  config.eval = create(
+      every=10,  # iterations between evaluations; 0 = at the end only
+      problems=64,  # held-out problems of an evaluation during training
+      final_problems=256,  # of the comparison at the end
+      samples=1,  # episodes of each problem
+      temperature=0.0,  # 0 = greedy
+      without_tool=False,  # also train the cold start without any tool
+      data=data('heldout'),
   )
 
-  config.checkpoint = ConfigDict(
-      {
-          'every': 10,  # iterations between checkpoints
-          'keep': 2,  # checkpoints kept
-      }
+  config.checkpoint = create(
+      every=10,  # iterations between checkpoints
+      keep=2,  # checkpoints kept
   )
 
-  config.mesh = ConfigDict(
-      {
-          # At most one of them may be -1: all devices that are left.
-          'data': 1,
-          'fsdp': 1,
-          'tensor': 1,
-      }
+  config.mesh = create(
+      # At most one of them may be -1: all devices that are left.
+      data=1,
+      fsdp=1,
+      tensor=1,
   )
 
-  config.report = ConfigDict(
-      {
-          'jsonl': True,  # metrics.jsonl
-          'tensorboard': True,  # event files
-          'trajectories_every': 10,  # iterations between samples; 0 = none
-          'trajectories': 16,  # episodes of a sample, at most
-          'html': True,  # also write the sample as a page
-          'curves': True,  # curves.png
-          'progress': True,  # progress bar
-          'log_every': 1,  # iterations between lines where there is no terminal
-      }
+  config.report = create(
+      jsonl=True,  # metrics.jsonl
+      tensorboard=True,  # event files
+      trajectories_every=10,  # iterations between samples; 0 = none
+      trajectories=16,  # episodes of a sample, at most
+      html=True,  # also write the sample as a page
+      curves=True,  # curves.png
+      progress=True,  # progress bar
+      log_every=1,  # iterations between lines where there is no terminal
   )
 
   config.lock()

@@ -147,6 +147,8 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
     return value.to_dict() if hasattr(value, 'to_dict') else dict(value)
   if isinstance(value, list):
     value = tuple(value)
+  if typing.get_origin(hint) is tuple and not isinstance(value, tuple):
+    raise ValueError(f'{name}={value!r} is no tuple; give ({value!r},)')
   allowed = (
       typing.get_args(hint)
       if typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -7,6 +7,8 @@ says.  Leaves out what the loop derives from them (`settings.derived`).
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 
 OLD_LOGPROBS = ('recompute', 'sampler')
 
@@ -16,6 +18,14 @@ def _at_least(section: str, options: object, least: int, *names: str) -> None:
     value = getattr(options, name)
     if value < least:
       raise ValueError(f'{section}.{name}={value} must be at least {least}')
+
+
+def _check_lengths(section: str, lengths: tuple[int, ...]) -> None:
+  if not lengths or min(lengths) < 1 or len(set(lengths)) < len(lengths):
+    raise ValueError(
+        f'{section}.pack_len={lengths}: give one or more different lengths, as'
+        ' (256,)'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +39,9 @@ class TrainOptions:
     epochs: Passes over a rollout batch.
     mini_batches: Updates of one pass; whole groups go into each.
     micro_batch: Rows of one forward and backward pass.
-    pack_len: Tokens of such a row; short episodes are packed side by side.
+    pack_len: Tokens of such a row, in which short episodes are packed side
+      by side; several lengths are all compiled, and the shortest that holds
+      the batch's longest episode is used.
     lr: Peak learning rate of RL.
     old_logprobs: 'recompute' with the training policy, or 'sampler' to take
       those that the engine recorded.
@@ -41,16 +53,15 @@ class TrainOptions:
   epochs: int
   mini_batches: int
   micro_batch: int
-  pack_len: int
+  pack_len: tuple[int, ...]
   lr: float
   old_logprobs: str
 
   def __post_init__(self):
     _at_least('train', self, 0, 'iterations')
-    _at_least(
-        'train', self, 1, 'prompts', 'samples', 'epochs', 'mini_batches',
-        'micro_batch', 'pack_len',
-    )  # fmt: skip
+    _at_least('train', self, 1, 'prompts', 'samples', 'epochs')
+    _at_least('train', self, 1, 'mini_batches', 'micro_batch')
+    _check_lengths('train', self.pack_len)
     if not self.lr > 0:
       raise ValueError(f'train.lr={self.lr} must be above 0')
     if self.old_logprobs not in OLD_LOGPROBS:
@@ -68,7 +79,7 @@ class SftOptions:
     steps: Updates on demonstrations, after them.
     batch: Demonstrations of one update.
     micro_batch: Rows of one forward and backward pass.
-    pack_len: Tokens of such a row.
+    pack_len: Tokens of such a row; several as in TrainOptions.
     lr: Peak learning rate.
     warn_below: Warn when the mean reward sampled before RL is below it.
   """
@@ -77,13 +88,14 @@ class SftOptions:
   steps: int
   batch: int
   micro_batch: int
-  pack_len: int
+  pack_len: tuple[int, ...]
   lr: float
   warn_below: float
 
   def __post_init__(self):
     _at_least('sft', self, 0, 'exercise_steps', 'steps')
-    _at_least('sft', self, 1, 'batch', 'micro_batch', 'pack_len')
+    _at_least('sft', self, 1, 'batch', 'micro_batch')
+    _check_lengths('sft', self.pack_len)
     if not self.lr > 0:
       raise ValueError(f'sft.lr={self.lr} must be above 0')
 
@@ -142,3 +154,83 @@ class ReportOptions:
   def __post_init__(self):
     _at_least('report', self, 0, 'trajectories_every', 'trajectories')
     _at_least('report', self, 1, 'log_every')
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions:
+  """Saving.
+
+  Attributes:
+    every: Iterations, or updates of the cold start, between checkpoints.
+    keep: Checkpoints kept, the newest ones.
+  """
+
+  every: int
+  keep: int
+
+  def __post_init__(self):
+    _at_least('checkpoint', self, 1, 'every', 'keep')
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardOptions:
+  """What is rewarded.
+
+  Attributes:
+    names: Reward components, keys of REWARDS.
+    weights: Weight of each in the total; 0 records it only.
+    metric: The component that measures success, whatever its weight.
+  """
+
+  names: tuple[str, ...]
+  weights: tuple[float, ...]
+  metric: str
+
+  def __post_init__(self):
+    if len(self.names) != len(self.weights) or not self.names:
+      raise ValueError(
+          f'rewards.names={self.names} and rewards.weights={self.weights} must'
+          ' be equally many, and at least one'
+      )
+    if len(set(self.names)) < len(self.names):
+      raise ValueError(f'rewards.names={self.names} repeats a name')
+    for name, weight in zip(self.names, self.weights, strict=True):
+      if not math.isfinite(weight):
+        raise ValueError(f'rewards: weight of {name!r} is {weight}')
+
+  def by_name(self) -> Mapping[str, float]:
+    """{component: weight}, as RewardSet takes it."""
+    return dict(zip(self.names, self.weights, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerOptions:
+  """Which tokenizer.
+
+  Attributes:
+    kind: Key of TOKENIZERS.
+    path: Its file; '' with 'sentencepiece' trains one into the run folder,
+      and with 'gguf' reads that of `weights.path`.
+    vocab_size: Pieces of a sentencepiece model that is trained.
+    corpus: Texts that it is trained on.
+  """
+
+  kind: str
+  path: str
+  vocab_size: int
+  corpus: int
+
+  def __post_init__(self):
+    _at_least('tokenizer', self, 1, 'vocab_size', 'corpus')
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsOptions:
+  """Where the first parameters come from.
+
+  Attributes:
+    path: GGUF file, folder with config.json and safetensors, 'package:NAME',
+      or '' to begin from random parameters.
+  """
+
+  path: str

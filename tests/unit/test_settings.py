@@ -1,0 +1,220 @@
+"""From config to settings: every key is read, every rule can be broken."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from agent_rl_jax.algorithms.options import AlgorithmOptions
+from agent_rl_jax.data.demonstrations import DemonstrationOptions
+from agent_rl_jax.data.tasks import DataOptions
+from agent_rl_jax.envs.tool_env import ToolEnvOptions
+from agent_rl_jax.models.config import ModelConfig
+from agent_rl_jax.parallel.mesh import MeshOptions
+from agent_rl_jax.rollout.options import RolloutOptions
+from agent_rl_jax.tools.sandbox.options import SandboxOptions
+from agent_rl_jax.train import options, settings
+from agent_rl_jax.train.optimizer import OptimizerOptions
+from configs import base
+
+# Section -> who reads it, and what it gets from elsewhere.
+READERS = {
+    'model': (ModelConfig, {'vocab_size'}),
+    'weights': (options.WeightsOptions, set()),
+    'tokenizer': (options.TokenizerOptions, set()),
+    'data': (DataOptions, {'env'}),
+    'eval.data': (DataOptions, {'env'}),
+    'env': (ToolEnvOptions, set()),
+    'tools.python': (SandboxOptions, set()),
+    'rewards': (options.RewardOptions, set()),
+    'rollout': (RolloutOptions, set()),
+    'algorithm': (AlgorithmOptions, set()),
+    'optimizer': (OptimizerOptions, {'lr', 'total'}),
+    'sft.optimizer': (OptimizerOptions, {'lr', 'total'}),
+    'train': (options.TrainOptions, set()),
+    'sft': (options.SftOptions, set()),
+    'sft.demonstrations': (DemonstrationOptions, set()),
+    'eval': (options.EvalOptions, set()),
+    'checkpoint': (options.CheckpointOptions, set()),
+    'mesh': (MeshOptions, set()),
+    'report': (options.ReportOptions, set()),
+}
+
+
+def _resolve(**changes):
+  """Settings of the base with 'section__key' changed."""
+  config = base.get_config()
+  for key, value in changes.items():
+    *parents, last = key.split('__')
+    node = config
+    for parent in parents:
+      node = node[parent]
+    with node.ignore_type():
+      node[last] = value
+  return settings.resolve(config, base.get_config())
+
+
+@pytest.mark.parametrize('name', sorted(READERS))
+def test_base_lists_every_option_of_every_room(name):
+  reader, provided = READERS[name]
+  config = base.get_config()
+  for part in name.split('.'):
+    config = config[part]
+  fields = {field.name for field in dataclasses.fields(reader)}
+  assert fields - provided <= set(config)
+
+
+def test_every_key_of_the_base_is_commented():
+  """Each leaf has a comment on its line, above it, or a telling name."""
+  lines = open(base.__file__, encoding='utf-8').read().splitlines()
+  bare = [
+      line.strip()
+      for above, line in zip(lines, lines[1:], strict=False)
+      if line.startswith('      ')
+      and line.rstrip().endswith(',')
+      and '=' in line
+      and '#' not in line
+      and '#' not in above
+      and not line.rstrip().endswith('(')
+  ]
+  known = {'mlp_width', 'norm_eps', 'question_field', 'answer_field', 'name'}
+  known |= {'demonstrations', 'optimizer', 'data', 'fsdp', 'tensor'}
+  assert {line.split('=')[0] for line in bare} <= known
+
+
+def test_base_resolves():
+  made = _resolve()
+  assert made.optimizer.lr == made.train.lr == 3e-4
+  assert made.total_updates == 50
+  assert made.model_config(300).vocab_size == 300
+  assert made.data.split == 'train' and made.eval_data.split == 'heldout'
+
+
+def test_derived_numbers():
+  made = _resolve(train__mini_batches=4, train__epochs=2)
+  got = settings.derived(made)
+  assert got['episodes per iteration'] == 128
+  assert got['groups per mini-batch'] == 4
+  assert got['episodes per mini-batch'] == 32
+  assert got['updates per iteration'] == 8
+  assert got['updates in all'] == 400
+  assert got['waves of slots per iteration'] == 2
+  assert 'episodes in all: 6,400' in settings.describe(made)
+
+
+@pytest.mark.parametrize(
+    'changes, rule',
+    [
+        ({'train__mini_batches': 3}, 'train.prompts=16 is not a multiple'),
+        ({'train__samples': 1}, 'a group of one has no advantage'),
+        ({'train__pack_len': (128,)}, 'cannot hold a row'),
+        ({'train__pack_len': ()}, 'train.pack_len=\\(\\)'),
+        ({'train__pack_len': 256}, 'is no tuple'),
+        ({'train__micro_batch': 3, 'mesh__data': 2}, 'train.micro_batch=3'),
+        ({'sft__micro_batch': 3, 'mesh__fsdp': 2}, 'sft.micro_batch=3'),
+        ({'rollout__slots': 63, 'mesh__data': 2}, 'rollout.slots=63'),
+        ({'mesh__tensor': 8}, 'model.num_heads=4 is not a multiple'),
+        ({'mesh__tensor': -1, 'mesh__data': -1}, 'at most one -1'),
+        ({'rollout__max_action_tokens': 256,
+          'rollout__max_episode_tokens': 256}, 'no room for a prompt'),
+        ({'rollout__temperature': 0.0}, 'greedy episodes'),
+        ({'env__tool_timeout': 30.0}, 'env.tool_timeout=30.0 must be below'),
+        ({'algorithm__kl_coef': 0.1}, "algorithm.kl='none' has no effect"),
+        ({'optimizer__warmup': 50}, 'optimizer.warmup=50 is not below'),
+        ({'tokenizer__path': 'x'}, 'is not used by tokenizer.kind='),
+        ({'tokenizer__kind': 'bpe'}, 'needs tokenizer.path'),
+        ({'tokenizer__kind': 'gguf'}, 'needs tokenizer.path or weights.path'),
+        ({'weights__path': 'x'}, 'cannot fit the checkpoint'),
+        ({'weights__path': 'x', 'model__width': 64}, 'model.width=64 is not'),
+        ({'sft__steps': 1, 'data__kind': 'jsonl', 'data__path': 'x'},
+         'demonstrations exist for'),
+        ({'eval__data__split': 'train'}, 'would not be held out'),
+        ({'tokenizer__kind': 'byte'}, "did you mean 'bytes'"),
+        ({'chat__kind': 'tag'}, "did you mean 'tags'"),
+        ({'tools__names': ('pyton',)}, "did you mean 'python'"),
+        ({'env__name': 'tol'}, "did you mean 'tool'"),
+        ({'rewards__names': ('anwser',)}, "did you mean 'answer'"),
+        ({'rewards__weights': (1.0, 2.0)}, 'must be equally many'),
+        ({'algorithm__clip_low': -1.0}, 'clip_low=-1.0'),
+        ({'model__num_kv_heads': 3}, 'not a multiple of model.num_kv_heads=3'),
+        ({'model__width': 1.5}, 'ModelConfig.width=1.5 is a float'),
+        ({'checkpoint__every': 0}, 'checkpoint.every=0'),
+    ],
+)  # fmt: skip
+def test_impossible_combinations_name_the_rule(changes, rule):
+  with pytest.raises(ValueError, match=rule):
+    _resolve(**changes)
+
+
+def test_all_broken_rules_are_told_at_once():
+  with pytest.raises(ValueError) as error:
+    _resolve(train__mini_batches=3, train__samples=1)
+  assert len(str(error.value).splitlines()) == 2
+
+
+def test_a_file_as_held_out_set_needs_no_split():
+  made = _resolve(
+      data__kind='jsonl',
+      data__path='a.jsonl',
+      eval__data__kind='jsonl',
+      eval__data__path='b.jsonl',
+  )
+  assert made.eval_data.path == 'b.jsonl'
+
+
+def test_mesh_is_checked_against_the_devices():
+  made = _resolve(mesh__data=-1, mesh__tensor=2)
+  assert settings.check_devices(made, 8) == (4, 1, 2)
+  with pytest.raises(ValueError, match='needs 2 devices but 1'):
+    settings.check_devices(made, 1)
+  with pytest.raises(ValueError, match='rollout.slots=64'):
+    settings.check_devices(_resolve(mesh__data=-1, train__micro_batch=6,
+                                    sft__micro_batch=6), 3)  # fmt: skip
+
+
+_PROGRAM = """
+from agent_rl_jax.train import entry
+from configs import base
+CONFIG = entry.define_config()
+def main(argv):
+  made = entry.resolve(CONFIG.value, base.get_config())
+  print('lr', made.train.lr, 'tools', made.tools)
+entry.run(main, base.get_config())
+"""
+
+
+def _program(tmp_path, *arguments):
+  path = tmp_path / 'program.py'
+  path.write_text(_PROGRAM)
+  root = base.__file__.rpartition('/configs/')[0]
+  return subprocess.run(
+      [sys.executable, str(path), *arguments],
+      env={'PYTHONPATH': root, 'PATH': '/usr/bin:/bin', 'JAX_PLATFORMS': 'cpu'},
+      capture_output=True,
+      text=True,
+      timeout=120,
+  )
+
+
+def test_overrides_on_a_command_line(tmp_path):
+  done = _program(
+      tmp_path,
+      f'--config={base.__file__}',
+      '--config.train.lr=1e-5',
+      '--config.tools.names=()',
+  )
+  assert done.stdout == 'lr 1e-05 tools ()\n', done.stderr
+
+
+@pytest.mark.parametrize(
+    'override, words',
+    [
+        ('--config.train.lrr=1', "did you mean 'train.lr'?"),
+        ('--config.train.samples=1', 'a group of one'),
+    ],
+)
+def test_mistakes_end_a_program_with_a_message(tmp_path, override, words):
+  done = _program(tmp_path, f'--config={base.__file__}', override)
+  assert done.returncode == 2
+  assert words in done.stderr and 'Traceback' not in done.stderr
