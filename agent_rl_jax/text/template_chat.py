@@ -27,56 +27,8 @@ from typing import Any
 import numpy as np
 
 from agent_rl_jax import types
+from agent_rl_jax.text import dialects, parsers, stops, template, vocabulary
 from agent_rl_jax.text import format as chat_format
-from agent_rl_jax.text import parsers, stops, template, vocabulary
-
-CODE_INSTRUCTIONS = r"""You can run Python. To do so, write one block
-
-```python
-print(2 * 3)
-```
-
-and stop there: what it prints is sent to you. Once you know the answer, write it as \boxed{answer}."""
-
-HERMES_INSTRUCTIONS = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call>"""
-
-# Marks that end a turn in the families whose templates were checked.
-KNOWN_ENDS = (
-    '<|im_end|>',
-    '<|endoftext|>',
-    '<|eot_id|>',
-    '<|eom_id|>',
-    '<|end_of_text|>',
-    '<end_of_turn>',
-    '<eos>',
-    '</s>',
-)
-
-# What a policy may write as marks where its vocabulary has them.
-_SAID = (
-    '<think>',
-    '</think>',
-    '<tool_call>',
-    '</tool_call>',
-)
-
-# Beginning and end of a result in a user's turn, and what ends a call.
-_DIALECTS = {
-    'code_block': ('```output\n', '\n```', ('\n```\n',)),
-    'hermes': ('<tool_response>\n', '\n</tool_response>', ()),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +64,9 @@ class TemplateOptions:
   max_observation_tokens: int = 512
 
   def __post_init__(self):
-    if self.tool_dialect not in _DIALECTS:
+    if self.tool_dialect not in dialects.DIALECTS:
       raise ValueError(
-          f'tool_dialect={self.tool_dialect!r} is none of {sorted(_DIALECTS)}'
+          f'tool_dialect={self.tool_dialect!r} is none of {sorted(dialects.DIALECTS)}'
       )
     if self.max_observation_tokens < 1:
       raise ValueError(
@@ -144,7 +96,7 @@ class TemplateChat:
         {**tokenizer.special, **self.options.variables},
     )
     self.digest = self._template.digest
-    self._said = [mark for mark in _SAID if mark in tokenizer.control]
+    self._said = [mark for mark in dialects.SAID if mark in tokenizer.control]
     self._hermes = self.options.tool_dialect == 'hermes'
     mark = template.placeholder(0)
     self._takes_system = self._prints([('system', mark), ('user', 'U')], mark)
@@ -323,7 +275,7 @@ class TemplateChat:
     control = self.tokenizer.control
     marks = self.options.stop_tokens
     if marks is None:
-      marks = [mark for mark in KNOWN_ENDS if mark in control]
+      marks = [mark for mark in dialects.KNOWN_ENDS if mark in control]
     if unknown := [mark for mark in marks if mark not in control]:
       raise ValueError(
           f'stop_tokens: {unknown[0]!r} is not a control token of the tokenizer'
@@ -331,7 +283,7 @@ class TemplateChat:
     self._ends = {control[mark] for mark in (self._end, *marks)}
     strings = self.options.stop_strings
     if strings is None:
-      strings = _DIALECTS[self.options.tool_dialect][2]
+      strings = dialects.DIALECTS[self.options.tool_dialect][2]
     # A string that is one token of the vocabulary is sampled as that token.
     extra = {control[text] for text in strings if text in control}
     self.stop_ids = tuple(sorted(self._ends | extra))
@@ -346,7 +298,7 @@ class TemplateChat:
       Turns of the template, and (role, content) of each placeholder, which are
       numbered from `first`.
     """
-    before, after, _ = _DIALECTS[self.options.tool_dialect]
+    before, after, _ = dialects.DIALECTS[self.options.tool_dialect]
     turns: list[template.Turn] = []
     contents: list[tuple[str, str]] = []
     previous = None
@@ -390,7 +342,11 @@ class TemplateChat:
       else:
         text = options.instructions
         if text is None:
-          text = HERMES_INSTRUCTIONS if self._hermes else CODE_INSTRUCTIONS
+          text = (
+              dialects.HERMES_INSTRUCTIONS
+              if self._hermes
+              else dialects.CODE_INSTRUCTIONS
+          )
         lines = '\n'.join(json.dumps(f, ensure_ascii=False) for f in functions)
         text = text.replace('{tools}', lines)
         messages = chat_format.add_to_system(messages, text)
