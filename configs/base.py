@@ -152,21 +152,54 @@ def get_config() -> ConfigDict:
   )
 
   config.algorithm = create(
-      advantage='grpo',  # see algorithms/advantages.py
-      normalize_std=False,  # divide by the group's standard deviation
+      # reinforce | reward_to_go | reinforce_plus_plus |
+      # reinforce_plus_plus_baseline | rloo | remax | grpo | dr_grpo | gdpo |
+      # opo | gpg | gae | bi_level_gae | turn_gae | turn_return | mt_grpo | gigpo
+      advantage='grpo',
+      normalize_std=False,  # divide by the standard deviation
       epsilon=1e-6,  # added to that standard deviation
-      loss='ppo_clip',  # ppo_clip | reinforce
-      clip_low=unset(float),  # None: the loss's own
-      clip_high=unset(float),  # None: the loss's own
+      gamma=1.0,  # discount per token, or per turn of the turn estimators
+      lam=1.0,  # GAE's lambda
+      high_gamma=0.95,  # bi_level_gae: discount from turn to turn
+      whiten=True,  # GAE: whiten advantages over the batch's tokens
+      turn_rewards=True,  # credit turn rewards to their turns
+      turn_coef=1.0,  # mt_grpo: weight of the turn advantage
+      step_coef=1.0,  # gigpo: weight of the step advantage
+      pooled=False,  # gigpo: count an episode once per turn
+      component_weights=(),  # gdpo: of each reward component; () = all 1
+      baseline='batch_mean',  # reinforce: batch_mean | all | exponential | window
+      baseline_decay=0.9,  # of the exponential baseline
+      baseline_window=10,  # batches of the window baseline
+      # ppo_clip | gspo | cispo | gmpo | sapo | reinforce | sft
+      loss='ppo_clip',
+      clip_low=unset(float),  # the ratio's lower bound is 1 - it; None: paper's
+      clip_high=unset(float),  # its upper bound is 1 + it; None: paper's
       dual_clip=10.0,  # bound on a negative advantage's ratio; 0 = none
-      # token-mean, ...: see algorithms/aggregate.py; None: the loss's own
+      sapo_positive=1.0,  # sapo: temperature of positive advantages
+      sapo_negative=1.05,  # sapo: temperature of the others
+      # A key of algorithms/aggregate.py; None: the loss's own
       aggregation=unset(str),
       norm_length=0.0,  # tokens, of seq-mean-token-sum-norm
+      opsm_delta=0.0,  # drop stale rows of negative advantage above it; 0 = off
+      entropy_coef=0.0,  # of the entropy bonus
+      value_clip=0.2,  # how far a value may move from the old one; 0 = any
       kl='none',  # none | k1 | k2 | k3, or with + for its gradient
       kl_coef=0.0,  # of the KL to the reference policy
       kl_placement='loss',  # loss | reward
       kl_importance=False,  # weigh the KL in the loss by the ratio
-      entropy_coef=0.0,  # of the entropy bonus
+      kl_adaptive=False,  # move the coefficient towards kl_target
+      kl_target=0.1,  # nats per token
+      kl_horizon=10_000.0,  # episodes over which it adapts
+      # Where sampler and trainer disagree: none | tis | tis_sequence |
+      # tis_geometric | icepop | icepop_sequence | icepop_geometric
+      correction='none',
+      correction_low=unset(float),  # of the weight; None: the method's own
+      correction_high=unset(float),  # of the weight; None: the method's own
+      correction_normalize=False,  # divide the weights by their mean
+      rejection='none',  # a key of algorithms/options.REJECTION_BOUNDS
+      rejection_low=unset(float),  # None: the method's own
+      rejection_high=unset(float),  # None: the method's own
+      rejection_denominator='kept',  # kept | original
   )
 
   config.optimizer = optimizer()

@@ -229,7 +229,17 @@ def _group_of_one(s: Settings) -> str | None:
 
 
 # Estimators that compare the members of a group.
-_GROUPED = ('grpo', 'rloo', 'gigpo', 'grpo_passk')
+_GROUPED = (
+    'grpo',
+    'dr_grpo',
+    'rloo',
+    'gdpo',
+    'opo',
+    'gpg',
+    'gigpo',
+    'mt_grpo',
+    'reinforce_plus_plus_baseline',
+)
 
 
 def _row_length(s: Settings) -> str | None:

@@ -151,14 +151,14 @@ def test_digest_ignores_reporting_and_sees_what_matters():
         ('train', 'prompts', 0),
         ('train', 'old_logprobs', 'guess'),
         ('train', 'lr', float('nan')),
-        ('eval', 'temperature', -1.0),
+        ('checkpoint', 'keep', 0),
         ('report', 'log_every', 0),
     ],
 )
 def test_options_refuse_senseless_values(name, key, value):
   classes = {
       'train': options.TrainOptions,
-      'eval': options.EvalOptions,
+      'checkpoint': options.CheckpointOptions,
       'report': options.ReportOptions,
   }
   config = base.get_config()

@@ -1,6 +1,7 @@
 """From config to settings: every key is read, every rule can be broken."""
 
 import dataclasses
+import pathlib
 import subprocess
 import sys
 
@@ -67,7 +68,7 @@ def test_base_lists_every_option_of_every_room(name):
 
 def test_every_key_of_the_base_is_commented():
   """Each leaf has a comment on its line, above it, or a telling name."""
-  lines = open(base.__file__, encoding='utf-8').read().splitlines()
+  lines = pathlib.Path(base.__file__).read_text('utf-8').splitlines()
   bare = [
       line.strip()
       for above, line in zip(lines, lines[1:], strict=False)
