@@ -95,10 +95,24 @@ def get_config() -> ConfigDict:
   )
 
   config.chat = create(
-      kind='tags',  # tags | template
-      code_tool='python',  # tool that is called with the code
-      describe_tools=False,  # list the tools in the system message
-      max_observation_tokens=512,  # longer texts lose their middle
+      kind='tags',  # tags | template: which of the two below is used
+      tags=create(
+          code_tool='python',  # tool that is called with the code
+          describe_tools=False,  # list the tools in the system message
+          max_observation_tokens=512,  # longer texts lose their middle
+      ),
+      template=create(
+          template='',  # Jinja source or its file; '' = the tokenizer's own
+          variables=(),  # further variables of it, as (name, value) pairs
+          tool_dialect='code_block',  # code_block | hermes
+          code_tool='python',  # tool that code blocks call
+          describe_tools=True,  # say in the prompt how to call the tools
+          instructions=unset(str),  # that text; None: the dialect's own
+          system='',  # system message of conversations that bring none
+          stop_tokens=unset(tuple),  # marks that end a turn; None: known ones
+          stop_strings=unset(tuple),  # None: the dialect's own
+          max_observation_tokens=512,  # longer texts lose their middle
+      ),
   )
 
   config.data = data()

@@ -14,6 +14,8 @@ from agent_rl_jax.envs.tool_env import ToolEnvOptions
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.parallel.mesh import MeshOptions
 from agent_rl_jax.rollout.options import RolloutOptions
+from agent_rl_jax.text.tag_chat import TagOptions
+from agent_rl_jax.text.template_chat import TemplateOptions
 from agent_rl_jax.tools.sandbox.options import SandboxOptions
 from agent_rl_jax.train import options, settings
 from agent_rl_jax.train.optimizer import OptimizerOptions
@@ -24,6 +26,8 @@ READERS = {
     'model': (ModelConfig, {'vocab_size'}),
     'weights': (options.WeightsOptions, set()),
     'tokenizer': (options.TokenizerOptions, set()),
+    'chat.tags': (TagOptions, set()),
+    'chat.template': (TemplateOptions, set()),
     'data': (DataOptions, {'env'}),
     'eval.data': (DataOptions, {'env'}),
     'env': (ToolEnvOptions, set()),
@@ -132,8 +136,10 @@ def test_derived_numbers():
          'demonstrations exist for'),
         ({'eval__data__split': 'train'}, 'would not be held out'),
         ({'tokenizer__kind': 'byte'}, "did you mean 'bytes'"),
+        ({'chat__template__system': 'x'}, "not used: chat.kind is 'tags'"),
         ({'chat__kind': 'tag'}, "did you mean 'tags'"),
         ({'tools__names': ('pyton',)}, "did you mean 'python'"),
+        ({'chat__tags__code_tool': 'bash'}, "calls the tool 'bash'"),
         ({'env__name': 'tol'}, "did you mean 'tool'"),
         ({'rewards__names': ('anwser',)}, "did you mean 'answer'"),
         ({'rewards__weights': (1.0, 2.0)}, 'must be equally many'),
@@ -162,6 +168,17 @@ def test_a_file_as_held_out_set_needs_no_split():
       eval__data__path='b.jsonl',
   )
   assert made.eval_data.path == 'b.jsonl'
+
+
+def test_template_options_are_chosen_by_kind():
+  made = _resolve(
+      chat__kind='template',
+      chat__template__variables=(('bos_token', '<s>'),),
+      chat__template__stop_tokens=('<end>',),
+  )
+  assert made.chat['variables'] == {'bos_token': '<s>'}
+  assert made.chat['stop_tokens'] == ('<end>',)
+  assert made.chat['instructions'] is None
 
 
 def test_mesh_is_checked_against_the_devices():

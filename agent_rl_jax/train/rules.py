@@ -1,0 +1,199 @@
+"""Rules across rooms: what no room alone can refuse.
+
+Each rule takes the settings and returns the rule that is broken, worded for
+the one who broke it, or None.  Leaves out what one room's options check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from agent_rl_jax.train.settings import Settings
+
+
+def _mini_batches(s: Settings) -> str | None:
+  if s.train.prompts % s.train.mini_batches:
+    return (
+        f'train.prompts={s.train.prompts} is not a multiple of'
+        f' train.mini_batches={s.train.mini_batches}: whole groups go into each'
+        ' mini-batch'
+    )
+
+
+def _group_of_one(s: Settings) -> str | None:
+  if s.algorithm.advantage in _GROUPED and s.train.samples < 2:
+    return (
+        f'train.samples={s.train.samples} with'
+        f' algorithm.advantage={s.algorithm.advantage!r}: a group of one has no'
+        ' advantage; give at least 2'
+    )
+
+
+# Estimators that compare the members of a group.
+_GROUPED = (
+    'grpo',
+    'dr_grpo',
+    'rloo',
+    'gdpo',
+    'opo',
+    'gpg',
+    'gigpo',
+    'mt_grpo',
+    'reinforce_plus_plus_baseline',
+)
+
+
+def _row_length(s: Settings) -> str | None:
+  if max(s.train.pack_len) < s.rollout.max_len:
+    return (
+        f'train.pack_len={s.train.pack_len} cannot hold a row of'
+        f' rollout.max_len={s.rollout.max_len} tokens; raise pack_len or lower'
+        ' max_len'
+    )
+
+
+def _action_length(s: Settings) -> str | None:
+  if s.rollout.max_action_tokens >= s.rollout.max_len:
+    return (
+        f'rollout.max_action_tokens={s.rollout.max_action_tokens} leaves no'
+        f' room for a prompt in rollout.max_len={s.rollout.max_len}'
+    )
+
+
+def _greedy(s: Settings) -> str | None:
+  if s.rollout.temperature == 0 and s.train.iterations:
+    return (
+        'rollout.temperature=0: greedy episodes of a group are all equal and'
+        ' teach nothing; give a temperature above 0'
+    )
+
+
+def _mesh_batches(s: Settings) -> str | None:
+  if -1 in dataclasses.astuple(s.mesh):
+    return None  # known with the devices: `check_devices`
+  return shards(s, (s.mesh.data, s.mesh.fsdp, s.mesh.tensor))
+
+
+def shards(s: Settings, sizes: tuple[int, int, int]) -> str | None:
+  """What mesh sizes (data, fsdp, tensor) the batches and heads do not fit."""
+  data, fsdp, tensor = sizes
+  for name, rows in (
+      ('train.micro_batch', s.train.micro_batch),
+      ('sft.micro_batch', s.sft.micro_batch),
+  ):
+    if rows % (data * fsdp):
+      return (
+          f'{name}={rows} is not a multiple of mesh data * fsdp ='
+          f' {data * fsdp}, over which its rows are split'
+      )
+  if s.rollout.slots % (data * fsdp):
+    return (
+        f'rollout.slots={s.rollout.slots} is not a multiple of the'
+        f' {data * fsdp} shards of the rollout mesh'
+    )
+  if not s.weights.path:
+    for name in ('num_heads', 'num_kv_heads', 'mlp_width'):
+      if s.model[name] % tensor:
+        return (
+            f'model.{name}={s.model[name]} is not a multiple of'
+            f' mesh.tensor={tensor}'
+        )
+
+
+def _deadlines(s: Settings) -> str | None:
+  tool = getattr(s.env, 'tool_timeout', 0.0)
+  if s.tools and tool >= s.rollout.step_timeout:
+    return (
+        f'env.tool_timeout={tool} must be below'
+        f' rollout.step_timeout={s.rollout.step_timeout}: a slow tool should'
+        ' become an observation, not a lost episode'
+    )
+
+
+def _kl(s: Settings) -> str | None:
+  algorithm = s.algorithm
+  if algorithm.kl == 'none' and algorithm.kl_coef > 0:
+    return (
+        f"algorithm.kl_coef={algorithm.kl_coef} with algorithm.kl='none' has"
+        ' no effect: choose an estimator or set kl_coef to 0'
+    )
+
+
+def _warmup(s: Settings) -> str | None:
+  for name, optimizer, updates in (
+      ('optimizer', s.optimizer, s.total_updates),
+      ('sft.optimizer', s.sft_optimizer, s.sft.exercise_steps + s.sft.steps),
+  ):
+    if updates and optimizer.warmup >= updates:
+      return (
+          f'{name}.warmup={optimizer.warmup} is not below the'
+          f' {updates} updates of the run'
+      )
+
+
+def _tokenizer(s: Settings) -> str | None:
+  kind, path = s.tokenizer.kind, s.tokenizer.path
+  if kind == 'bytes' and path:
+    return f"tokenizer.path={path!r} is not used by tokenizer.kind='bytes'"
+  if kind == 'bpe' and not path:
+    return "tokenizer.kind='bpe' needs tokenizer.path, a tokenizer.json"
+  if kind == 'gguf' and not (path or s.weights.path):
+    return "tokenizer.kind='gguf' needs tokenizer.path or weights.path"
+  if kind in ('bytes', 'sentencepiece') and s.weights.path and not path:
+    return (
+        f'tokenizer.kind={kind!r} cannot fit the checkpoint at'
+        f' weights.path={s.weights.path!r}: give its own tokenizer'
+    )
+
+
+def _code_tool(s: Settings) -> str | None:
+  if s.chat.get('tool_dialect', 'code_block') != 'code_block' or not s.tools:
+    return None
+  if s.chat['code_tool'] not in s.tools:
+    return (
+        f'the chat format calls the tool {s.chat["code_tool"]!r}, which is not'
+        f' in tools.names={s.tools}; add it or change code_tool'
+    )
+
+
+def _cold_start(s: Settings) -> str | None:
+  if (s.sft.steps or s.sft.exercise_steps) and s.data.kind != 'word_problems':
+    return (
+        f'sft.steps={s.sft.steps} with data.kind={s.data.kind!r}: demonstrations'
+        " exist for 'word_problems' only; set sft.steps and sft.exercise_steps"
+        ' to 0'
+    )
+
+
+def _held_out(s: Settings) -> str | None:
+  ours, theirs = s.data, s.eval_data
+  if s.eval.problems + s.eval.final_problems == 0:
+    return None
+  if ours.kind == theirs.kind and all(
+      getattr(ours, key) == getattr(theirs, key)
+      for key in ('split', 'path', 'dataset')
+  ):
+    return (
+        f'data and eval.data are the same {ours.kind} tasks: evaluation would'
+        ' not be held out; change eval.data.split or eval.data.path'
+    )
+
+
+RULES: tuple[Callable[['Settings'], str | None], ...] = (
+    _mini_batches,
+    _group_of_one,
+    _row_length,
+    _action_length,
+    _greedy,
+    _mesh_batches,
+    _deadlines,
+    _kl,
+    _warmup,
+    _tokenizer,
+    _code_tool,
+    _cold_start,
+    _held_out,
+)
