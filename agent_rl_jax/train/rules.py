@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agent_rl_jax.algorithms.advantages import NEEDS_GROUPS
+
 if TYPE_CHECKING:
   from agent_rl_jax.train.settings import Settings
 
@@ -24,26 +26,12 @@ def _mini_batches(s: Settings) -> str | None:
 
 
 def _group_of_one(s: Settings) -> str | None:
-  if s.algorithm.advantage in _GROUPED and s.train.samples < 2:
+  if s.algorithm.advantage in NEEDS_GROUPS and s.train.samples < 2:
     return (
         f'train.samples={s.train.samples} with'
         f' algorithm.advantage={s.algorithm.advantage!r}: a group of one has no'
         ' advantage; give at least 2'
     )
-
-
-# Estimators that compare the members of a group.
-_GROUPED = (
-    'grpo',
-    'dr_grpo',
-    'rloo',
-    'gdpo',
-    'opo',
-    'gpg',
-    'gigpo',
-    'mt_grpo',
-    'reinforce_plus_plus_baseline',
-)
 
 
 def _row_length(s: Settings) -> str | None:
@@ -182,7 +170,7 @@ def _held_out(s: Settings) -> str | None:
     )
 
 
-RULES: tuple[Callable[['Settings'], str | None], ...] = (
+RULES: tuple[Callable[[Settings], str | None], ...] = (
     _mini_batches,
     _group_of_one,
     _row_length,
