@@ -4,7 +4,7 @@ Leaves out the attacks (probe.py) and the backends.  Invariant: code runs only
 in a sandbox that has just contained every attack; there is no unprotected one.
 """
 
-from agent_rl_jax.tools.sandbox import monty, process, probe
+from agent_rl_jax.tools.sandbox import monty, probe, process
 from agent_rl_jax.tools.sandbox import options as options_lib
 
 # Strongest first: the order in which `auto` tries them.

@@ -3,8 +3,9 @@
 A pool of worker processes of pydantic-monty, a Python subset written in Rust
 (no classes with bases, no generators, a part of the standard library).  For
 platforms without Linux's protections.  Leaves out the file, process and
-network limits, which have nothing to limit here.  Invariant: each call has an
-interpreter of its own and the same random seed.
+network limits, which have nothing to limit here.  When the trainer is killed,
+a worker in the middle of a call goes on until the call's time is up.
+Invariant: each call has an interpreter of its own and the same random seed.
 """
 
 import threading

@@ -6,12 +6,12 @@ Invariant: `run` answers by its deadline; a server that does not is killed and
 replaced, and servers end when the trainer's process does, however it ends.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import queue
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -21,12 +21,14 @@ import threading
 import time
 
 from agent_rl_jax.tools.sandbox import options as options_lib
+from agent_rl_jax.tools.sandbox import scratch
 
 _START_SECONDS = 20.0
 # Kept of the deadline for the way there and back.
 _MARGIN = 0.05
 _MAX_CODE = 1 << 20
 _MAX_ANSWER = 1 << 26
+_CLOSED = 'the sandbox is closed'
 
 # Finds the package's files without running the `__init__` of any package:
 # the server must stay small, and must not import what the trainer imports.
@@ -107,6 +109,13 @@ class _Client:
       self.hello = hello
 
   @property
+  def ended(self) -> bool:
+    """Whether it died while nobody used it."""
+    poller = select.poll()
+    poller.register(self._answers, 0)
+    return bool(poller.poll(0))
+
+  @property
   def starting(self) -> bool:
     """Whether it may still come up, so that a hurried caller spares it."""
     return self.hello is None and time.monotonic() < self._ready_by
@@ -164,14 +173,25 @@ class _Client:
       self.kill()
     self._process.stdout.close()
 
-  def kill(self) -> None:
-    """Ends launcher, server and child at once."""
+  def stop(self) -> None:
+    """Ends launcher, server and child at once; leaves the pipes alone."""
     # The launcher alone is killed; the kernel then kills what it started.
     self._process.send_signal(signal.SIGKILL)
+
+  def kill(self) -> None:
+    """Ends launcher, server and child at once."""
+    self.stop()
     self._process.wait()
     if not self._process.stdin.closed:
       self._process.stdin.close()
     self._process.stdout.close()
+
+
+def _remove(folder: str) -> None:
+  """Removes what servers have left, which is nothing unless one was killed."""
+  with contextlib.suppress(OSError):
+    scratch.empty(folder)
+    os.rmdir(folder)
 
 
 class ProcessSandbox:
@@ -202,7 +222,7 @@ class ProcessSandbox:
     try:
       first = self._negotiate()
     except BaseException:
-      shutil.rmtree(self._folder, ignore_errors=True)
+      _remove(self._folder)
       raise
     self._idle.put(first)
     for _ in range(options.processes - 1):
@@ -271,12 +291,20 @@ class ProcessSandbox:
       self._clients.discard(client)
 
   def _replace(self, client: _Client) -> _Client | None:
+    """Ends a server and starts another; None once the sandbox is closed."""
     self._discard(client)
+    if self._closed:
+      return None
     with self._lock:
       self.replaced += 1
-      if self._closed:
-        return None
     return self._start()
+
+  def _release(self, client: _Client) -> None:
+    with self._lock:
+      if not self._closed:
+        self._idle.put(client)
+        return
+    self._discard(client)
 
   def run(self, code: str, *, deadline: float) -> options_lib.SandboxResult:
     """Runs `code`; see `options.Sandbox`."""
@@ -290,11 +318,15 @@ class ProcessSandbox:
     if len(source) > _MAX_CODE:
       return result('exception', f'ValueError: code of {len(source)} bytes')
     if self._closed:
-      return result('unavailable', 'the sandbox is closed')
+      return result('unavailable', _CLOSED)
     client = None
     try:
       try:
         client = self._idle.get(timeout=max(0.0, deadline - began))
+        if client.ended:
+          client = self._replace(client)
+        if client is None:
+          return result('unavailable', _CLOSED)
         client.wait_ready(deadline - _MARGIN)
       except queue.Empty:
         return result('timeout', 'TimeoutError: the sandbox is busy')
@@ -324,7 +356,7 @@ class ProcessSandbox:
       return result('unavailable', f'the sandbox has no protection: {error}')
     finally:
       if client is not None:
-        self._idle.put(client)
+        self._release(client)
 
   @property
   def pids(self) -> list[int]:
@@ -335,9 +367,18 @@ class ProcessSandbox:
   def close(self) -> None:
     """Ends all servers; calls in flight end as `crashed`."""
     with self._lock:
+      if self._closed:
+        return
       self._closed = True
-      clients = list(self._clients)
-      self._clients.clear()
-    for client in clients:
+      clients = set(self._clients)
+    while True:
+      try:
+        client = self._idle.get_nowait()
+      except queue.Empty:
+        break
+      clients.discard(client)
       client.close()
-    shutil.rmtree(self._folder, ignore_errors=True)
+    for client in clients:
+      # In use: its pipes belong to the caller's thread, which will see it end.
+      client.stop()
+    _remove(self._folder)

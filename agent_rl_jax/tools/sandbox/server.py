@@ -18,7 +18,6 @@ import importlib
 import json
 import os
 import resource
-import secrets
 import select
 import signal
 import struct
@@ -26,7 +25,13 @@ import sys
 import time
 from collections.abc import Iterator
 
-from agent_rl_jax.tools.sandbox import child, landlock, namespaces, seccomp
+from agent_rl_jax.tools.sandbox import (
+    child,
+    landlock,
+    namespaces,
+    scratch,
+    seccomp,
+)
 
 # The pipes to the trainer, out of the way of the child's descriptors 0 to 4.
 _REQUESTS, _ANSWERS = 20, 21
@@ -34,7 +39,6 @@ _PLACEHOLDERS = range(5)
 _NOT_PYTHON = ('site-packages', 'dist-packages', 'test', 'idlelib')
 _CONFINED = b'confined\n'
 _MAX_REPORT = 1 << 14
-_MAX_FILES = 4096
 _MAX_DRAIN = 1 << 24
 _TICK_MS = 50
 _FIRST_UID, _UIDS = 50_000, 10_000
@@ -121,47 +125,6 @@ def _mapped() -> int:
 # One call.
 
 
-def _empty(folder: str) -> None:
-  """Removes all that a call left, however deep it nested its folders.
-
-  Folders are moved up to the top before they are emptied, so that the depth
-  of the tree costs neither recursion nor long names.
-  """
-  queue = [folder]
-  while queue:
-    path = queue.pop()
-    with os.scandir(path) as entries:
-      found = [(e.path, e.is_dir(follow_symlinks=False)) for e in entries]
-    for entry, is_folder in found:
-      if not is_folder:
-        os.unlink(entry)
-        continue
-      target = f'{folder}/{secrets.token_hex(8)}'
-      os.chmod(entry, 0o700)
-      os.rename(entry, target)
-      queue.append(target)
-    if path != folder:
-      os.rmdir(path)
-
-
-def _usage(folder: str) -> tuple[int, int]:
-  """(bytes, files) below a folder; stops counting beyond the limit."""
-  size = count = 0
-  stack = [folder]
-  while stack and count <= _MAX_FILES:
-    try:
-      with os.scandir(stack.pop()) as entries:
-        for entry in entries:
-          count += 1
-          if entry.is_dir(follow_symlinks=False):
-            stack.append(entry.path)
-          else:
-            size += entry.stat(follow_symlinks=False).st_blocks * 512
-    except OSError:
-      continue  # removed, or closed to us, while we looked
-  return size, count
-
-
 class _Stream:
   """What comes out of one pipe, kept up to a limit and counted beyond it."""
 
@@ -241,7 +204,7 @@ class _Server:
       os.waitpid(pid, 0)
     for descriptor in (process, out, report):
       os.close(descriptor)
-    _empty(self.box)
+    scratch.empty(self.box)
 
   def _kill(self, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is its own
@@ -277,8 +240,7 @@ class _Server:
         return 'output'
       # In its own mount space the scratch file system keeps the limit.
       if not ready and 'namespaces' not in self.settings['layers']:
-        size, files = _usage(self.box)
-        if size > self.settings['folder_bytes'] or files > _MAX_FILES:
+        if not scratch.within(self.box, self.settings['folder_bytes']):
           return 'files'
 
   def _judge(self, stopped, ended, report, wall) -> tuple[str, str]:
@@ -316,15 +278,19 @@ def _serve(settings: dict, folder: str, mapped: int) -> None:
   layers = settings['layers']
   child.die_with_parent()
   roots, read, hide = _library(settings['paths'])
-  scratch = f'{folder}/scratch'
+  place = f'{folder}/scratch'
   if 'namespaces' in layers:
     try:
-      scratch = namespaces.enter_root(
-          f'{folder}/root', roots, hide, settings['folder_bytes'], _MAX_FILES
+      place = namespaces.enter_root(
+          f'{folder}/root',
+          roots,
+          hide,
+          settings['folder_bytes'],
+          scratch.MAX_FILES,
       )
     except OSError as error:
       raise LayerError('namespaces', str(error)) from error
-  box = os.path.join(scratch, 'box')
+  box = os.path.join(place, 'box')
   os.mkdir(box, 0o700)
   if 'uid' in layers:
     os.chown(box, settings['uid'], settings['uid'])
@@ -411,7 +377,7 @@ def main() -> None:
     os._exit(0)
   os.close(_ANSWERS)
   alone = _watch(server, trainer)
-  _empty(folder)
+  scratch.empty(folder)
   os.rmdir(folder)
   if alone:
     try:

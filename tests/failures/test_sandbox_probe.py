@@ -1,0 +1,362 @@
+"""The probe finds what is open, and nothing runs where it found something."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agent_rl_jax.tools import python_tool
+from agent_rl_jax.tools.sandbox import (
+    SandboxOptions,
+    SandboxResult,
+    SandboxUnavailable,
+    make_sandbox,
+    probe,
+    seccomp,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINUX = pytest.mark.skipif(
+    not sys.platform.startswith('linux'), reason='needs Linux'
+)
+
+
+class _Open:
+  """Python in a plain subprocess: what must never pass for a sandbox."""
+
+  backend = why = 'open'
+
+  def __init__(self, refuse=''):
+    self._refuse = refuse
+
+  def run(self, code, *, deadline):
+    began = time.monotonic()
+    if self._refuse:
+      return SandboxResult('', 'exception', self._refuse, False, 0.0)
+    try:
+      done = subprocess.run(
+          [sys.executable, '-I', '-S', '-c', code],
+          capture_output=True,
+          text=True,
+          timeout=max(0.01, deadline - began),
+          check=False,
+      )
+    except subprocess.TimeoutExpired:
+      return SandboxResult('', 'timeout', 'TimeoutError', False, 0.0)
+    kind = 'none' if done.returncode == 0 else 'exception'
+    return SandboxResult(done.stdout, kind, done.stderr[-200:], False, 0.0)
+
+
+@LINUX
+@pytest.mark.parametrize(
+    'name',
+    [
+        'read /etc/passwd',
+        'read a file outside',
+        'list the root folder',
+        'write a file outside',
+        'delete a file outside',
+        'create a file outside',
+        'change a mode outside',
+        'environment of the trainer',
+        'kill a process outside',
+        'fork',
+        'start a thread',
+        'run a program',
+        'socket',
+        'abstract socket',
+        'huge file',
+    ],
+)
+def test_each_attack_succeeds_where_nothing_stops_it(name, monkeypatch):
+  (attack,) = [a for a in probe.ATTACKS if a.name == name]
+  monkeypatch.setattr(probe, 'ATTACKS', (attack,))
+  assert name in probe.probe(_Open(), SandboxOptions()).failed
+
+
+def test_a_sandbox_in_which_nothing_works_does_not_pass(monkeypatch):
+  monkeypatch.setattr(probe, 'ATTACKS', probe.ATTACKS[3:5])
+  verdict = probe.probe(_Open(refuse='no'), SandboxOptions())
+  assert list(verdict.failed) == ['honest code']
+
+
+@LINUX
+@pytest.mark.parametrize(
+    'layers, opened',
+    [
+        (('namespaces', 'landlock'), 'fork'),
+        (('namespaces', 'landlock', 'uid'), 'new namespace'),
+        (('seccomp', 'uid'), 'read /etc/passwd'),
+        ((), 'read /etc/passwd'),
+    ],
+)
+def test_too_few_layers_are_refused(layers, opened):
+  options = SandboxOptions(backend='process', layers=layers, processes=1)
+  with pytest.raises(SandboxUnavailable, match=f'process: {opened} succeeded'):
+    make_sandbox(options)
+
+
+@LINUX
+def test_auto_takes_process_and_falls_back_to_monty_with_the_reason():
+  sandbox = make_sandbox(SandboxOptions(processes=1))
+  try:
+    assert sandbox.backend == 'process'
+    assert f'held {len(probe.ATTACKS)} attacks' in sandbox.why
+    assert 'seccomp allow-list' in sandbox.why
+  finally:
+    sandbox.close()
+  pytest.importorskip('pydantic_monty')
+  sandbox = make_sandbox(SandboxOptions(processes=1, layers=('seccomp',)))
+  try:
+    assert sandbox.backend == 'monty'
+    assert 'read /etc/passwd succeeded' in sandbox.why
+    result = sandbox.run('print(6 * 7)', deadline=time.monotonic() + 5)
+    assert result.stdout == '42\n'
+  finally:
+    sandbox.close()
+
+
+def test_nothing_starts_when_no_backend_holds(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pydantic_monty', None)
+  options = SandboxOptions(processes=1, layers=('seccomp',))
+  with pytest.raises(SandboxUnavailable) as caught:
+    make_sandbox(options)
+  text = str(caught.value)
+  assert 'process: ' in text and 'monty: ' in text
+  assert 'pip install pydantic-monty' in text
+
+
+# A kernel without some layers: a filter that refuses their system calls is
+# loaded first, and every server inherits it.
+_POOR = """
+import sys, struct, errno
+from agent_rl_jax.tools.sandbox import SandboxOptions, SandboxUnavailable
+from agent_rl_jax.tools.sandbox import make_sandbox, seccomp
+missing = eval(sys.argv[1])
+code = seccomp._op(seccomp._LOAD, 0)
+for number in missing:
+  code += seccomp._op(seccomp._JUMP_EQUAL, number, 0, 1)
+  code += seccomp._op(seccomp._RETURN, 0x50000 | errno.EPERM)
+code += seccomp._op(seccomp._RETURN, seccomp._ALLOW)
+seccomp.set_no_new_privileges()
+seccomp.install(code)
+try:
+  sandbox = make_sandbox(SandboxOptions(backend='process', processes=1))
+  print(sandbox.why)
+  sandbox.close()
+except SandboxUnavailable as error:
+  print('REFUSED', error)
+"""
+
+
+def _poor_machine(names):
+  numbers = {
+      'x86_64': {'unshare': 272, 'landlock': 444},
+      'aarch64': {'unshare': 97, 'landlock': 444},
+  }[os.uname().machine]
+  done = subprocess.run(
+      [sys.executable, '-c', _POOR, repr([numbers[name] for name in names])],
+      env={**os.environ, 'PYTHONPATH': str(ROOT)},
+      stdout=subprocess.PIPE,
+      text=True,
+      check=True,
+  )
+  return done.stdout
+
+
+@LINUX
+def test_a_kernel_without_namespaces_or_landlock():
+  text = _poor_machine(['unshare'])
+  assert 'held' in text and 'without namespaces' in text
+  text = _poor_machine(['unshare', 'landlock'])
+  assert text.startswith('REFUSED') and 'read /etc/passwd succeeded' in text
+
+
+_STRANGER = """
+import os, sys, types, time
+os.setgroups([]); os.setgid(54321); os.setuid(54321); os.chdir('/')
+root = sys.argv[1]
+for name in ('', '.tools'):
+  module = types.ModuleType('agent_rl_jax' + name)
+  module.__path__ = [root + '/agent_rl_jax' + name.replace('.', '/')]
+  sys.modules[module.__name__] = module
+from agent_rl_jax.tools.sandbox import SandboxOptions, make_sandbox
+options = SandboxOptions(backend='process', processes=1, layers=eval(sys.argv[2]))
+sandbox = make_sandbox(options)
+result = sandbox.run('print(6 * 7)', deadline=time.monotonic() + 5)
+print(result.stdout.strip(), sandbox.why)
+sandbox.close()
+"""
+
+
+def _public_python():
+  """An interpreter of 3.11 or later that another user may run."""
+  for path in (sys.executable, '/usr/bin/python3'):
+    real = pathlib.Path(os.path.realpath(path))
+    if not real.exists():
+      continue
+    if any(not p.stat().st_mode & 0o001 for p in [real, *real.parents]):
+      continue
+    check = 'import sys; sys.exit(sys.version_info < (3, 11))'
+    if subprocess.run([real, '-c', check], check=False).returncode == 0:
+      return str(real)
+  return None
+
+
+@LINUX
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can become another')
+@pytest.mark.parametrize(
+    'layers',
+    [
+        ('namespaces', 'landlock', 'seccomp', 'uid'),
+        ('landlock', 'seccomp'),
+    ],
+)
+def test_an_unprivileged_user_gets_a_sandbox_too(layers):
+  python = _public_python()
+  readable = all(p.stat().st_mode & 0o001 for p in [ROOT, *ROOT.parents])
+  if python is None or not readable:
+    pytest.skip('nothing here that another user may run')
+  done = subprocess.run(
+      [python, '-c', _STRANGER, str(ROOT), repr(layers)],
+      stdout=subprocess.PIPE,
+      text=True,
+      check=True,
+  )
+  assert done.stdout.startswith('42 process: ') and 'held' in done.stdout
+
+
+def test_options_name_the_value_and_the_fix():
+  with pytest.raises(ValueError, match='wall_seconds is 0: it must be above 0'):
+    SandboxOptions(wall_seconds=0)
+  with pytest.raises(ValueError, match='cpu_seconds is 0.5'):
+    SandboxOptions(cpu_seconds=0.5)
+  with pytest.raises(ValueError, match='choose from'):
+    SandboxOptions(layers=('seccom',))
+  with pytest.raises(ValueError, match="backend is 'docker': choose from"):
+    make_sandbox(SandboxOptions(backend='docker'))
+
+
+# The filter itself, on a small machine for its instructions.
+
+
+def _filter(code, arch, number, *arguments):
+  words = {0: number, 4: arch}
+  for i in range(6):
+    value = arguments[i] if i < len(arguments) else 0
+    words[16 + 8 * i], words[20 + 8 * i] = value & 0xFFFFFFFF, value >> 32
+  program = [
+      (
+          int.from_bytes(code[i : i + 2], 'little'),
+          code[i + 2],
+          code[i + 3],
+          int.from_bytes(code[i + 4 : i + 8], 'little'),
+      )
+      for i in range(0, len(code), 8)
+  ]
+  at = accumulator = 0
+  while True:
+    operation, yes, no, k = program[at]
+    at += 1
+    if operation == 0x20:
+      accumulator = words[k]
+    elif operation == 0x54:
+      accumulator &= k
+    elif operation == 0x15:
+      at += yes if accumulator == k else no
+    elif operation == 0x35:
+      at += yes if accumulator >= k else no
+    else:
+      assert operation == 0x06
+      return k
+
+
+ALLOW, KILL, REFUSE, MISSING = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
+X86, ARM = ('x86_64', 0xC000003E), ('aarch64', 0xC00000B7)
+
+
+@pytest.mark.parametrize(
+    'machine, number, arguments, verdict',
+    [
+        (X86, 0, (), ALLOW),  # read
+        (ARM, 63, (), ALLOW),
+        (X86, 41, (2, 1, 0), REFUSE),  # socket
+        (ARM, 198, (2, 1, 0), REFUSE),
+        (X86, 56, (17,), REFUSE),  # clone
+        (ARM, 220, (17,), REFUSE),
+        (X86, 435, (), MISSING),  # clone3
+        (ARM, 435, (), MISSING),
+        (X86, 59, (), REFUSE),  # execve
+        (ARM, 221, (), REFUSE),
+        (X86, 62, (77, 9), ALLOW),  # kill
+        (X86, 62, (78, 9), REFUSE),
+        (X86, 62, (0, 9), REFUSE),
+        (X86, 62, (0xFFFFFFFF, 9), REFUSE),
+        (ARM, 129, (77, 9), ALLOW),
+        (ARM, 131, (78, 78, 9), REFUSE),  # tgkill
+        (X86, 257, (0, 0, 0o1000), REFUSE),  # openat O_TRUNC, read only
+        (X86, 257, (0, 0, 0o1101), ALLOW),
+        (X86, 2, (0, 0o1000), REFUSE),  # open
+        (ARM, 56, (0, 0, 0), ALLOW),
+        (X86, 72, (3, 8), REFUSE),  # fcntl F_SETOWN
+        (X86, 72, (3, 3), ALLOW),
+        (ARM, 29, (0, 0x5412), REFUSE),  # ioctl TIOCSTI
+        (X86, 302, (0, 7, 0), ALLOW),  # prlimit64 that only reads
+        (X86, 302, (0, 7, 1 << 32), REFUSE),
+        (X86, 302, (0, 7, 1), REFUSE),
+        (X86, 0x40000000, (), KILL),  # x32
+        (X86, 9999, (), REFUSE),
+    ],
+)
+def test_filter_verdicts(machine, number, arguments, verdict):
+  name, arch = machine
+  code = seccomp.assemble(77, name)
+  assert _filter(code, arch, number, *arguments) == verdict
+  assert _filter(code, 0x40000003, number, *arguments) == KILL
+
+
+def test_a_machine_without_a_table_is_refused():
+  with pytest.raises(ValueError, match='use the monty backend'):
+    seccomp.assemble(1, 'riscv64')
+
+
+# The tool.
+
+
+class _Answers:
+  backend = why = 'scripted'
+  closed = False
+
+  def __init__(self, *result):
+    self._result = SandboxResult(*result)
+
+  def run(self, code, *, deadline):
+    return self._result
+
+  def close(self):
+    self.closed = True
+
+
+@pytest.mark.parametrize(
+    'result, ok, text',
+    [
+        (('51609\n', 'none', '', False, 0.0), True, '51609'),
+        (('a\n\n', 'none', '', False, 0.0), True, 'a\n'),
+        (('', 'none', '', False, 0.0), True, '(no output; use print to see a'),
+        (('1', 'exception', 'KeyError: 1', False, 0.0), False, 'KeyError: 1'),
+        (('x' * 900, 'none', '', False, 0.0), True, '\n[output cut]'),
+        (('x' * 20, 'none', '', True, 0.0), True, 'xxxx\n[output cut]'),
+    ],
+)
+def test_python_tool_text(result, ok, text):
+  sandbox = _Answers(*result)
+  tool = python_tool.PythonTool(sandbox, max_chars=100)
+  answer = tool({'code': ''}, deadline=0.0)
+  assert answer.ok == ok and text in answer.text
+  assert len(answer.text) <= 110
+  assert tool.spec['name'] == 'python'
+  tool.close()
+  assert sandbox.closed
