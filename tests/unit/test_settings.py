@@ -236,3 +236,26 @@ def test_mistakes_end_a_program_with_a_message(tmp_path, override, words):
   done = _program(tmp_path, f'--config={base.__file__}', override)
   assert done.returncode == 2
   assert words in done.stderr and 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize(
+    'path, hint',
+    [
+        ('train.lrr', "'train.lrr'; did you mean 'train.lr'"),
+        ('rolout.slots', "did you mean 'rollout.slots'"),
+        ('sede', "did you mean 'seed'"),
+    ],
+)
+def test_a_config_file_with_an_unknown_key_is_refused(path, hint):
+  config = base.get_config()
+  *parents, last = path.split('.')
+  with config.unlocked():
+    node = config
+    for parent in parents:
+      if parent not in node:
+        node[parent] = {}
+      node = node[parent]
+    node[last] = 1
+  with pytest.raises(ValueError, match='unknown config key') as error:
+    settings.resolve(config, base.get_config())
+  assert hint in str(error.value)
