@@ -58,6 +58,8 @@ def test_overlapping_strings_fall_back():
   assert _walk(table, tokenizer.encode('abcc')) == 3
   assert _walk(table, tokenizer.encode('abcab')) is None
   assert _walk(table, tokenizer.encode('aabcabcd')) == 7
+  inside = stops.stop_table(tokenizer, (), ('abab', 'ba'))
+  assert _walk(inside, tokenizer.encode('aba')) == 2
 
 
 def test_the_rest_of_the_last_token_is_reported():

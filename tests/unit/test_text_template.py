@@ -111,8 +111,8 @@ def test_what_a_token_holds_beyond_the_stop_is_not_run():
 
     def __init__(self):
       super().__init__(control=MARKS)
-      self._bytes = (*self._bytes, b'```\nprint(6)')
-      self._shown.append(b'```\nprint(6)')
+      self._bytes = (*self._bytes, b'```\n```python')
+      self._shown.append(b'```\n```python')
       self.vocab_size += 1
 
   wide = Wide()
@@ -120,7 +120,7 @@ def test_what_a_token_holds_beyond_the_stop_is_not_run():
   ids = [*wide.encode('```python\nprint(5)\n'), wide.vocab_size - 1]
   action = coded.action(ids, 'stop')
   assert action.tool_calls[0].arguments == {'code': 'print(5)\n'}
-  assert action.text.endswith('print(6)')
+  assert action.text.endswith('```python')
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,28 @@ def test_added_blanks_stay_text(tmp_path):
   assert tokenizer.decode(ids) == 'a   b<|im_end|>'
 
 
+def test_a_mark_that_merges_would_make_is_unmade(tmp_path):
+  path = _bpe_file(tmp_path)
+  spec = json.loads(path.read_text())
+  index = spec['model']['vocab']['print']
+  spec['added_tokens'].append(
+      spec['added_tokens'][0] | {'content': 'print', 'id': index}
+  )
+  path.write_text(json.dumps(spec))
+  tokenizer = tokenizers.make_tokenizer('bpe', path)
+  assert index not in tokenizer.encode('print(1)')
+  assert tokenizer.decode(tokenizer.encode('print(1)')) == 'print(1)'
+
+
+def test_tokenizer_config_beside_the_file_is_read(tmp_path):
+  path = _bpe_file(tmp_path)
+  config = {'chat_template': '{{ x }}', 'bos_token': {'content': '<think>'}}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
+  tokenizer = tokenizers.make_tokenizer('bpe', path)
+  assert tokenizer.chat_template == '{{ x }}'
+  assert tokenizer.special == {'bos_token': '<think>'}
+
+
 def test_gguf_metadata_is_read(kinds):
   assert kinds['gguf'].chat_template == '{{ messages }}'
   assert kinds['gguf'].special == {
