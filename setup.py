@@ -32,7 +32,12 @@ CORE = [
     'tqdm>=4.66',  # progress bar
 ]
 
+HUB = [
+    'safetensors>=0.5',  # the other file format of checkpoints
+]
+
 TEST = [
+    *HUB,  # golden logits are checked on folders of safetensors
     'pytest>=8',
     'hypothesis>=6.100',  # property tests of tokenizers and parsers
     # Lints in .ci/run; the rules of a later minor release may differ.
@@ -50,7 +55,7 @@ PARITY = [
     # build of torch: install that first.
     'torch>=2.6',
     'transformers>=4.57',
-    'safetensors>=0.5',
+    *HUB,
 ]
 
 DEV = [
@@ -73,6 +78,7 @@ setuptools.setup(
     ),
     install_requires=CORE,
     extras_require={
+        'hub': HUB,
         'test': TEST,
         'notebooks': NOTEBOOKS,
         'parity': PARITY,
