@@ -194,6 +194,14 @@ def test_a_demonstration_ends_where_a_rollout_would():
             ),
             'append-safe',
         ),
+        (
+            CHATML.replace(
+                "'<|im_end|>\n'",
+                "('.' if m['role'] == 'assistant' and not loop.last else '')"
+                " + '<|im_end|>\n'",
+            ),
+            'changes the text before it',
+        ),
         (CHATML.replace('<|im_end|>', ''), 'control token'),
         ('{% for', 'not valid'),
         ("{{ raise_exception('no') }}", 'refuses'),
