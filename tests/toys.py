@@ -69,7 +69,7 @@ class IdChat:
   def prompt(self, messages, tools):
     return np.asarray(messages[0]['content'], np.int32)
 
-  def observation(self, observation):
+  def observation(self, observation, last=None):
     return np.asarray(observation.messages[0]['content'], np.int32)
 
   def action(self, ids, finish):

@@ -250,7 +250,8 @@ class _Run:
     if observation.ids is not None:
       ids = np.asarray(observation.ids, np.int32)
     elif not observation.done:
-      ids = self.engine._chat.observation(observation)
+      last = int(live.tokens[live.length - 1])
+      ids = self.engine._chat.observation(observation, last)
     return state, observation, ids
 
   def _harvest(self) -> None:

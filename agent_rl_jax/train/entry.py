@@ -58,3 +58,18 @@ def resolve(
     return settings_lib.resolve(config, base)
   except (ValueError, TypeError) as error:
     fail(str(error))
+
+
+def guard(work: Callable[[], Any]) -> Any:
+  """Runs `work`; what a user can mend ends the program without a traceback.
+
+  ValueError and FileNotFoundError that carry a message of ours are such; all
+  else is a defect and keeps its traceback.
+  """
+  from agent_rl_jax.tools.sandbox import SandboxUnavailable
+  from agent_rl_jax.train.checkpoint import CheckpointMismatch
+
+  try:
+    return work()
+  except (SandboxUnavailable, CheckpointMismatch, FileNotFoundError) as error:
+    fail(str(error))

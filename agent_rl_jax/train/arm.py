@@ -1,0 +1,245 @@
+"""One arm of RL: iterations, evaluations, checkpoints, samples to read.
+
+An arm is a policy trained in one environment from one start.  Leaves out the
+iteration itself (`loop.py`) and the comparison of arms (`run.py`).  Invariant:
+an arm that was killed anywhere and run again leaves the files and parameters
+of one that was not, times and memory aside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_rl_jax.data.tasks import make_stream
+from agent_rl_jax.rollout.engine import Engine, Interrupted
+from agent_rl_jax.train import config as config_lib
+from agent_rl_jax.train import metrics as metrics_lib
+from agent_rl_jax.train.evaluate import Scored, evaluate
+from agent_rl_jax.train.loop import Iteration, Trainer
+from agent_rl_jax.train.report.html import write_trajectories
+from agent_rl_jax.train.report.trajectories import make_record
+from agent_rl_jax.train.stage import Stage, write_json
+
+# What an evaluation adds to the metrics of its iteration.
+_EVALUATED = ('episode/accuracy', 'reward/total', 'episode/tool_calls')
+
+# What a finished arm's result does not depend on.
+_FREE = ('run_dir', 'report', 'checkpoint')
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmResult:
+  """Where an arm ended.
+
+  Attributes:
+    accuracy: On the final held-out problems, greedy.
+    metrics: All episode metrics of that evaluation.
+    first_reward: Mean reward sampled before the first update.
+    seconds: Wall-clock of its parts, over all processes that worked on it.
+  """
+
+  accuracy: float
+  metrics: dict[str, float]
+  first_reward: float | None
+  seconds: dict[str, float]
+
+
+class Arm:
+  """Trains one policy in one environment, resumably."""
+
+  def __init__(
+      self,
+      trainer: Trainer,
+      name: str,
+      engine: Engine,
+      config: Mapping[str, Any],
+      compiles: metrics_lib.CompileCounter,
+  ):
+    """Makes an arm; nothing runs yet.
+
+    Args:
+      trainer: Compiled functions.
+      name: Folder of the arm.
+      engine: Plays its episodes, in its environment.
+      config: The run's config, for what a continuation depends on.
+      compiles: Counts backend compiles of the process.
+    """
+    parts = trainer.parts
+    settings = parts.settings
+    self.trainer, self.engine, self.settings = trainer, engine, settings
+    self._compiles = compiles
+    self.stage = Stage(
+        settings,
+        name,
+        settings.train.iterations,
+        settings.checkpoint.every,
+        {**config_lib.continuation(config), 'arm': name},
+        parts.stop,
+    )
+    self.rewards = parts.rewards()
+    self.tasks = make_stream(settings.data, seed=settings.seed)
+    held_out = make_stream(settings.eval_data, seed=settings.seed)
+    self.held_out = held_out.take(
+        max(settings.eval.problems, settings.eval.final_problems)
+    )
+    self._first_reward: float | None = None
+    self._digest = config_lib.digest(config, _FREE)
+
+  def run(self, start: Callable[[], Any]) -> ArmResult:
+    """Trains to the end and evaluates.
+
+    Args:
+      start: Gives the parameters to begin from; called only for a new arm.
+
+    Raises:
+      Interrupted: asked to end; the last whole iteration is saved.
+    """
+    stage = self.stage
+    final = stage.folder / 'final.json'
+    try:
+      if final.exists():
+        result = json.loads(final.read_text(encoding='utf-8'))
+        if result.pop('digest') == self._digest:
+          return ArmResult(**result)
+      found = stage.restore(self.trainer.abstract())
+      if found is None:
+        state, carried = self.trainer.init(start())
+      else:
+        (state, carried), host = found
+        self.tasks.restore(host['tasks'])
+        self.rewards.restore(host['rewards'])
+        self._first_reward = host['first_reward']
+      stage.begin()
+      before = self._compiles.seconds
+      watch = metrics_lib.Stopwatch()
+      with watch.part('start_up_s'):
+        state, carried = self.trainer.warm_up(state, carried)
+      stage.seconds['start-up'] += watch.take()['time/start_up_s']
+      stage.seconds['compile'] += self._compiles.seconds - before
+      state = self._train(state, carried)
+      scored = self._evaluate(state, self.settings.eval.final_problems)
+      self._write_sample('final', scored, None)
+      metrics = scored.metrics()
+      result = ArmResult(
+          accuracy=metrics['episode/accuracy'],
+          metrics=metrics,
+          first_reward=self._first_reward,
+          seconds=dict(stage.seconds),
+      )
+      write_json(final, {**dataclasses.asdict(result), 'digest': self._digest})
+      return result
+    finally:
+      stage.close()
+
+  def _host_state(self) -> dict[str, Any]:
+    return {
+        'tasks': self.tasks.state(),
+        'rewards': self.rewards.state(),
+        'first_reward': self._first_reward,
+    }
+
+  def _train(self, state: Any, carried: Any) -> Any:
+    stage, train = self.stage, self.settings.train
+    warm = self._compiles.count
+    every = self.settings.eval.every
+    while not stage.done:
+      iteration = stage.step
+      # What an interrupt in this rollout goes back to.
+      boundary = self._host_state()
+      try:
+        stage.check_stop()
+        tasks = self.tasks.take(train.prompts)
+        state, carried, done = self.trainer.iterate(
+            state, carried, tasks, iteration, self.engine, self.rewards
+        )
+      except Interrupted:
+        stage.save((state, carried), boundary, force=True)
+        raise
+      metrics = dict(done.metrics)
+      self._account(metrics, done)
+      if every and (iteration + 1) % every == 0:
+        # An interrupt in here loses the iteration: it is played again.
+        values = self._evaluate(state, self.settings.eval.problems).metrics()
+        for name in _EVALUATED:
+          metrics[f'eval/{name.partition("/")[2]}'] = values[name]
+      metrics['compile/after_warm_up'] = float(self._compiles.count - warm)
+      self._sample(iteration, done)
+      stage.log(metrics)
+      stage.save((state, carried), self._host_state())
+    return state
+
+  def _account(self, metrics: dict[str, float], done: Iteration) -> None:
+    """Adds up the time of the parts; warns of a hopeless start."""
+    seconds = self.stage.seconds
+    seconds['rollout'] += metrics['time/rollout_s']
+    seconds['update'] += metrics['time/update_s']
+    seconds['tools'] += sum(
+        result.seconds
+        for episode in done.scored.episodes
+        for turn in episode.turns
+        for result in turn.tool_results
+    )
+    if self._first_reward is None:
+      self._first_reward = metrics['reward/total']
+      floor = self.settings.sft.warn_below
+      if self.settings.rollout.temperature > 0 and self._first_reward < floor:
+        self.stage.say(
+            f'warning: the policy samples a mean reward of'
+            f' {self._first_reward:.3f} before RL, below sft.warn_below ='
+            f' {floor}; with so little to reinforce it may collapse. Train the'
+            ' cold start longer or make its demonstrations better.'
+        )
+
+  def _evaluate(self, state: Any, problems: int) -> Scored:
+    watch = metrics_lib.Stopwatch()
+    options = self.settings.eval
+    with watch.part('s'):
+      params = self.trainer.parts.publish(state.trainable['policy'])
+      scored, _ = evaluate(
+          self.engine,
+          params,
+          self.held_out[:problems],
+          self.trainer.parts.rewards(),
+          samples=options.samples,
+          temperature=options.temperature,
+          version=self.stage.step,
+      )
+    self.stage.seconds['evaluation'] += watch.take()['time/s']
+    return scored
+
+  def _sample(self, iteration: int, done: Iteration) -> None:
+    every = self.settings.report.trajectories_every
+    last = iteration + 1 == self.stage.total
+    if every and (iteration % every == 0 or last):
+      self._write_sample(
+          f'iteration_{iteration + 1:06d}', done.scored, done.advantages
+      )
+
+  def _write_sample(self, name: str, scored: Scored, advantages: Any) -> None:
+    """Writes episodes to read, as JSON lines and as a page."""
+    report = self.settings.report
+    if not report.trajectories:
+      return
+    records = []
+    row = 0
+    for i, episode in enumerate(scored.episodes[: report.trajectories]):
+      rows = range(row, row + len(episode.rows))
+      row += len(episode.rows)
+      records.append(
+          make_record(
+              episode,
+              self.trainer.parts.tokenizer,
+              total=float(scored.returns[i]),
+              advantages=None
+              if advantages is None
+              else [advantages[r] for r in rows],
+          )
+      )
+    folder = self.stage.folder / 'trajectories'
+    write_json(folder / f'{name}.json', [r.to_json() for r in records])
+    if report.html:
+      title = f'{self.stage.name}, {name.replace("_", " ")}'
+      write_trajectories(folder / f'{name}.html', records, title)

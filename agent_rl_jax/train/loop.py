@@ -1,0 +1,275 @@
+"""BRIDGE: reinforcement learning, one iteration on one screen.
+
+data -> publish -> rollout -> rewards -> collate -> score -> advantages ->
+packed updates -> metrics.  Leaves out files and what surrounds an iteration
+(`arm.py`).  Invariant: an iteration is a function of (state, carried, tasks,
+iteration, tool answers); nothing else is remembered between two of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from agent_rl_jax.algorithms import advantages as advantages_lib
+from agent_rl_jax.algorithms import corrections, returns
+from agent_rl_jax.batch import Mean, Scores, TrajectoryBatch
+from agent_rl_jax.rollout.collate import collate
+from agent_rl_jax.rollout.engine import Engine
+from agent_rl_jax.rollout.live import Request
+from agent_rl_jax.rollout.slots import Purpose
+from agent_rl_jax.train import metrics as metrics_lib
+from agent_rl_jax.train.evaluate import Scored, score
+from agent_rl_jax.train.optimizer import make_optimizer
+from agent_rl_jax.train.pack import max_micro, minibatch_plan
+from agent_rl_jax.train.parts import Parts
+from agent_rl_jax.train.score import (
+    logprob_gap,
+    make_score_step,
+    score_batch,
+)
+from agent_rl_jax.train.state import (
+    TrainState,
+    abstract_state,
+    init_state,
+    trainable_axes,
+)
+from agent_rl_jax.train.update import Update
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+  """What one iteration leaves for reports."""
+
+  metrics: dict[str, float]
+  scored: Scored
+  advantages: np.ndarray  # [B, T]
+
+
+class Trainer:
+  """Compiled functions of RL under one configuration, shared by its arms."""
+
+  def __init__(self, parts: Parts):
+    settings = parts.settings
+    train, algorithm = settings.train, settings.algorithm
+    self.parts = parts
+    self.train, self.algorithm = train, algorithm
+    self.rows = train.prompts * train.samples
+    self.reference = algorithm.kl != 'none'
+    self.tx = make_optimizer(settings.optimizer, trainable_axes(parts.model))
+    temperature = settings.rollout.temperature
+    self._score = make_score_step(
+        parts.model,
+        micro_batch=train.micro_batch,
+        temperature=temperature,
+        part=parts.train_part,
+    )
+    groups = -(-train.prompts // train.mini_batches)
+    self.update = Update(
+        parts.model,
+        self.tx,
+        algorithm,
+        rows=groups * train.samples,
+        pack_len=train.pack_len,
+        micro_batch=train.micro_batch,
+        max_grad_norm=settings.optimizer.max_grad_norm,
+        temperature=temperature,
+        reference=self.reference,
+        part=parts.train_part,
+    )
+    self._prepare = jax.jit(functools.partial(_prepare, algorithm))
+
+  def init(self, params: Any) -> tuple[TrainState, dict]:
+    """(train state, estimator state) at step 0, from given parameters."""
+    parts = self.parts
+    state = init_state(
+        parts.model,
+        self.tx,
+        jax.random.key(parts.settings.seed),
+        params=params,
+        reference=self.reference,
+        part=parts.train_part,
+    )
+    return state, self.update.put(advantages_lib.initial_state(self.algorithm))
+
+  def abstract(self) -> tuple[TrainState, dict]:
+    """Shapes and shardings of what `init` gives, for restoring."""
+    parts = self.parts
+    carried = jax.eval_shape(
+        lambda: advantages_lib.initial_state(self.algorithm)
+    )
+    sharding = parts.train_part.replicated()
+    if sharding is not None:
+      carried = jax.tree.map(
+          lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+          carried,
+      )
+    state = abstract_state(
+        parts.model,
+        self.tx,
+        reference=self.reference,
+        part=parts.train_part,
+    )
+    return state, carried
+
+  def warm_up(
+      self, state: TrainState, carried: dict
+  ) -> tuple[TrainState, dict]:
+    """Compiles every shape that an iteration or an evaluation can need."""
+    parts = self.parts
+    parts.engine.warm_up(parts.publish(state.trainable['policy']))
+    batch = self._collate(Scored([], *np.zeros((3, 0))))
+    scores, on_device = self._scores(state, batch)
+    advantages, correction, _, _ = self._prepare(on_device, scores, carried)
+    state = self.update.warm_up(
+        state,
+        on_device,
+        scores,
+        advantages,
+        correction,
+        self._kl_coef(carried),
+    )
+    return state, carried
+
+  def iterate(
+      self,
+      state: TrainState,
+      carried: dict,
+      tasks: list,
+      iteration: int,
+      engine: Engine,
+      rewards: Any,
+  ) -> tuple[TrainState, dict, Iteration]:
+    """One iteration: rollout, rewards, advantages, updates.
+
+    Args:
+      state: Train state; donated.
+      carried: Estimator state (running baselines, adaptive coefficients).
+      tasks: The prompts of this iteration.
+      iteration: Names episodes and permutations.
+      engine: Plays the episodes.
+      rewards: Judges them.
+    """
+    watch = metrics_lib.Stopwatch()
+    samples = self.train.samples
+    first = iteration * self.rows
+    requests = [
+        Request(task, first + g * samples + i, g)
+        for g, task in enumerate(tasks)
+        for i in range(samples)
+    ]
+    with watch.part('rollout_s'):
+      params = self.parts.publish(state.trainable['policy'])
+      episodes, stats = engine.rollout(
+          params, requests, purpose=Purpose.TRAIN, version=iteration
+      )
+      del params
+    with watch.part('reward_s'):
+      scored = score(episodes, rewards, iteration)
+      batch = self._collate(scored)
+    with watch.part('update_s'):
+      scores, on_device = self._scores(state, batch)
+      kl_coef = self._kl_coef(carried)
+      advantages, correction, kept, sums = self._prepare(
+          on_device, scores, carried
+      )
+      if self.train.old_logprobs == 'recompute':
+        sums |= logprob_gap(on_device, scores.old_logprobs)
+      state, more = self._updates(
+          state, kept, scores, advantages, correction, batch, iteration, kl_coef
+      )
+      metrics = metrics_lib.finalize(sums | more)
+      credited = jax.device_get(advantages.advantages)
+    if self.train.old_logprobs == 'sampler':
+      # The first update of one rollout batch sees the sampler's own weights.
+      metrics['policy/logprob_gap'] = metrics['policy/drift']
+      metrics['policy/logprob_gap_max'] = metrics['policy/drift_max']
+    metrics |= scored.metrics() | stats.metrics(
+        self.parts.settings.rollout.slots
+    )
+    metrics |= watch.take() | metrics_lib.host_memory()
+    trained = int(batch.length.sum())
+    seconds = metrics['time/rollout_s'] + metrics['time/update_s']
+    metrics['time/train_tokens_per_s'] = trained / max(
+        metrics['time/update_s'], 1e-9
+    )
+    metrics['time/tokens_per_second'] = stats.tokens / max(seconds, 1e-9)
+    return state, advantages.state, Iteration(metrics, scored, credited)
+
+  def _updates(
+      self, state, batch, scores, advantages, correction, host, iteration, coef
+  ) -> tuple[TrainState, dict[str, Mean]]:
+    """Epochs of mini-batches of whole groups, in a named permutation."""
+    train = self.train
+    total: dict[str, Mean] = {}
+    groups = np.arange(train.prompts)
+    for chosen in minibatch_plan(
+        groups,
+        train.epochs,
+        train.mini_batches,
+        self.parts.settings.seed,
+        iteration,
+    ):
+      state, sums = self.update.run(
+          state,
+          batch,
+          scores,
+          advantages,
+          correction,
+          lengths=host.length,
+          weights=host.weight,
+          chosen=np.isin(host.group, chosen) & (host.length > 0),
+          kl_coef=coef,
+      )
+      sums = jax.device_get(sums)
+      total = {
+          name: total[name] + mean if name in total else mean
+          for name, mean in sums.items()
+      }
+    return state, total
+
+  def _collate(self, scored: Scored) -> TrajectoryBatch:
+    rollout = self.parts.settings.rollout
+    return collate(
+        scored.episodes,
+        components=self.parts.settings.rewards.names,
+        returns=scored.returns,
+        metric=scored.accuracy,
+        valid=scored.valid,
+        num_rows=self.rows,
+        length=rollout.max_len,
+        num_turns=rollout.max_turns,
+    )
+
+  def _scores(
+      self, state: TrainState, batch: TrajectoryBatch
+  ) -> tuple[Scores, TrajectoryBatch]:
+    rows = int((batch.length > 0).sum())
+    on_device = self.update.put(batch)
+    scores = score_batch(
+        self._score,
+        state,
+        on_device,
+        self.update.put(np.int32(max_micro(rows, self.train.micro_batch))),
+        recompute=self.train.old_logprobs == 'recompute',
+    )
+    return scores, on_device
+
+  def _kl_coef(self, carried: dict) -> Any:
+    if self.algorithm.kl == 'none' or self.algorithm.kl_placement != 'loss':
+      return 0.0
+    return returns.kl_coef(carried, self.algorithm)
+
+
+def _prepare(options, batch, scores, carried):
+  """Compiled: (advantages, correction, batch without rejected, sums)."""
+  result = advantages_lib.estimate(batch, scores, carried, options)
+  fix = corrections.correct(batch, scores, options)
+  sums = advantages_lib.group_metrics(batch) | fix.metrics
+  if fix.keep is not None:
+    batch = batch.replace(action_mask=batch.action_mask & fix.keep)
+  return result, fix.weight, batch, sums

@@ -1,0 +1,1 @@
+"""Entry points: thin absl mains without logic of their own."""
