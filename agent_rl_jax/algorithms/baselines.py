@@ -7,6 +7,8 @@ batch correlates with the samples it is subtracted from.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -31,6 +33,7 @@ def initial_baseline(options: AdvantageOptions) -> dict[str, Array]:
   }
 
 
+@functools.partial(jax.jit, static_argnames='options')
 def updated_baseline(
     state: dict[str, Array],
     values_B: Array,

@@ -18,6 +18,7 @@ from agent_rl_jax.batch import Advantages, Scores, TrajectoryBatch
 Array = jax.Array
 
 
+@jax.jit
 def dense_pairs(first_N: Array, second_N: Array) -> Array:
   """int32 [N] ids below N, equal exactly where both keys are."""
   order_N = jnp.lexsort((second_N, first_N))

@@ -117,8 +117,8 @@ def gpg(
   score_B = returns.episode_scores(batch, scores, state, options)
   counted_B = returns.representatives(batch)
   values_B = groups.normalized(score_B, batch.group, counted_B, False, 1.0)
-  nonzero = jnp.sum(counted_B & (score_B != 0))
-  scale = jnp.sum(counted_B) / jnp.maximum(nonzero, 1)
+  nonzero = jnp.sum(counted_B & (score_B != 0), dtype=score_B.dtype)
+  scale = jnp.sum(counted_B, dtype=score_B.dtype) / jnp.maximum(nonzero, 1)
   return _spread_over(scale * values_B, batch, state)
 
 

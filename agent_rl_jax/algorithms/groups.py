@@ -28,6 +28,7 @@ class GroupStatistics:
   spread: Array
 
 
+@jax.jit
 def representatives(episode_B: Array, valid_B: Array) -> Array:
   """bool [B]: the first valid row of each episode."""
   rows = episode_B.shape[0]
@@ -47,6 +48,7 @@ def group_sum(values_N: Array, group_N: Array, weight_N: Array) -> Array:
   return total_G[group_N]
 
 
+@jax.jit
 def group_statistics(
     values_N: Array, group_N: Array, weight_N: Array
 ) -> GroupStatistics:

@@ -47,6 +47,7 @@ def spread(x: Array, mask: Array) -> Array:
   return jnp.where(jnp.any(mask), high - low, 0)
 
 
+@jax.jit
 def whiten(x: Array, mask: Array, epsilon: float = 1e-8) -> Array:
   """(x - mean) / sqrt(variance + epsilon) on the mask, 0 elsewhere.
 

@@ -5,6 +5,9 @@ rewards sum to its `returns` (less the KL penalty) and stand on sampled tokens
 alone; recurrences skip tokens that the policy did not sample, neither
 discounting nor stopping there, and run on through the rows of an episode in
 turn order, whatever the rows' places in the batch.
+
+Helpers of many small operations are jitted: inside a compiled step that
+changes nothing, outside of one it saves compiling each operation.
 """
 
 from __future__ import annotations
@@ -158,22 +161,30 @@ def turn_rewards(batch: TrajectoryBatch) -> Array:
   return _turn_rewards(batch)
 
 
-def _compose(later, earlier):
-  """(a, b) stands for x -> a + b x; applies `later` first."""
-  offset_l, slope_l = later
-  offset_e, slope_e = earlier
-  return offset_e + slope_e * offset_l, slope_e * slope_l
+def _affine_suffix(offset_NxB: Array, slope_NxB: Array) -> tuple[Array, Array]:
+  """Composes x -> offset + slope x from the end: the maps from n on, [N, B]."""
+
+  def step(later, now):
+    offset_l, slope_l = later
+    offset_n, slope_n = now
+    maps = (offset_n + slope_n * offset_l, slope_n * slope_l)
+    return maps, maps
+
+  identity = (jnp.zeros_like(offset_NxB[0]), jnp.ones_like(slope_NxB[0]))
+  _, maps = jax.lax.scan(
+      step, identity, (offset_NxB, slope_NxB), reverse=True
+  )
+  return maps
 
 
+@jax.jit
 def suffix(offset_BxN: Array, slope_BxN: Array) -> tuple[Array, Array]:
   """x[n] = offset[n] + slope[n] x[n + 1] along axis 1, x = 0 at its end.
 
   Returns (x[n], x[n + 1]), each [B, N].
   """
-  at_BxN, _ = jax.lax.associative_scan(
-      _compose, (offset_BxN, slope_BxN), reverse=True, axis=1
-  )
-  return at_BxN, jnp.pad(at_BxN[:, 1:], ((0, 0), (0, 1)))
+  at_NxB, _ = _affine_suffix(offset_BxN.T, slope_BxN.T)
+  return at_NxB.T, jnp.pad(at_NxB.T[:, 1:], ((0, 0), (0, 1)))
 
 
 def carry_back(
@@ -187,27 +198,34 @@ def carry_back(
   Returns:
     (x at each token, x at the sampled token after it), each [B, T].
   """
-  mask_BxT = sampled(batch)
+  return _carry_back(
+      offset_BxT, slope_BxT, sampled(batch), batch.turn, batch.episode
+  )
+
+
+@jax.jit
+def _carry_back(
+    offset_BxT: Array,
+    slope_BxT: Array,
+    mask_BxT: Array,
+    turn_BxT: Array,
+    episode_B: Array,
+) -> tuple[Array, Array]:
   offset_BxT = jnp.where(mask_BxT, offset_BxT, 0)
   slope_BxT = jnp.where(mask_BxT, slope_BxT, 1)
   # Each row as one affine map, then the rows of an episode by their turns.
-  at_BxT, through_BxT = jax.lax.associative_scan(
-      _compose, (offset_BxT, slope_BxT), reverse=True, axis=1
-  )
-  first_turn_B = jnp.min(
-      jnp.where(mask_BxT, batch.turn, jnp.iinfo(batch.turn.dtype).max), axis=1
-  )
-  order_B = jnp.lexsort((first_turn_B, batch.episode))
-  episode_B = batch.episode[order_B]
-  more_B = jnp.append(episode_B[1:] == episode_B[:-1], False)
-  start_B, _ = jax.lax.associative_scan(
-      _compose,
-      (at_BxT[order_B, 0], jnp.where(more_B, through_BxT[order_B, 0], 0)),
-      reverse=True,
+  at_TxB, through_TxB = _affine_suffix(offset_BxT.T, slope_BxT.T)
+  none = jnp.iinfo(turn_BxT.dtype).max
+  first_turn_B = jnp.min(jnp.where(mask_BxT, turn_BxT, none), axis=1)
+  order_B = jnp.lexsort((first_turn_B, episode_B))
+  sorted_B = episode_B[order_B]
+  more_B = jnp.append(sorted_B[1:] == sorted_B[:-1], False)
+  start_B, _ = _affine_suffix(
+      at_TxB[0, order_B], jnp.where(more_B, through_TxB[0, order_B], 0)
   )
   entering_B = jnp.where(more_B, jnp.append(start_B[1:], 0), 0)
   entering_B = jnp.zeros_like(entering_B).at[order_B].set(entering_B)
-  x_BxT = at_BxT + through_BxT * entering_B[:, None]
+  x_BxT = (at_TxB + through_TxB * entering_B[None]).T
   return x_BxT, jnp.append(x_BxT[:, 1:], entering_B[:, None], axis=1)
 
 
