@@ -29,10 +29,13 @@ _CAPABILITY_VERSION = 0x20080522
 _MAX_ERROR = 2000
 # Opened before the fork: each call would pay for it otherwise.
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
 
 def _prctl(option: int, value: int) -> None:
-  if _LIBC.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))):
+  if _LIBC.prctl(option, value, 0, 0, 0):
     raise OSError(ctypes.get_errno(), f'prctl({option})')
 
 
@@ -42,8 +45,7 @@ def die_with_parent() -> None:
 
 
 def _drop_capabilities() -> None:
-  header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-  if _LIBC.capset(header, (ctypes.c_uint32 * 6)()):
+  if _LIBC.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES):
     raise OSError(ctypes.get_errno(), 'capset')
 
 
@@ -88,7 +90,7 @@ def _confine(settings: dict, server: int, mapped: int, rules: int | None):
     landlock.restrict(rules)
     os.close(rules)
   if 'seccomp' in layers:
-    seccomp.install(seccomp.assemble(os.getpid()))
+    seccomp.install(seccomp.for_process(os.getpid()))
 
 
 def _report(text: str) -> None:
@@ -156,7 +158,6 @@ def run(
     server: Process id of the server.
   """
   try:
-    os.setsid()
     # The server keeps the null device on 0 to 4, so none of these is in use.
     os.dup2(descriptors[0], STDOUT)
     os.dup2(descriptors[1], REPORT)
@@ -173,9 +174,6 @@ def run(
     _report('confined\n')
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
       signal.signal(signum, signal.SIG_DFL)
-    for name in list(sys.modules):
-      if name.partition('.')[0] == 'agent_rl_jax':
-        del sys.modules[name]
     random.seed(0)  # the same code draws the same numbers in every call
     gc.enable()
     _report(_execute(source.decode('utf-8', 'surrogatepass')))

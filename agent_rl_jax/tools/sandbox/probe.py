@@ -21,8 +21,9 @@ import time
 
 from agent_rl_jax.tools.sandbox import options as options_lib
 
-_SECONDS = 5.0
-_QUICK = 0.3
+_SECONDS = 10.0
+_QUICK = 0.5
+_LATE = 1.0  # of our own thread on a machine with much else to do
 _HONEST = 'a=965;b=54;c=501;print(a*b-c)', '51609'
 
 
@@ -235,22 +236,23 @@ def probe(
 ) -> Verdict:
   """Attacks the sandbox; takes about a second."""
   failed = {}
-  replaced = getattr(sandbox, 'replaced', 0)
   with _surroundings() as (facts, harm):
     facts['file_bytes'] = int(options.file_bytes)
     for attack in ATTACKS:
       code = attack.code.format(**facts)
       deadline = time.monotonic() + attack.seconds
+      replaced = getattr(sandbox, 'replaced', 0)
       result = sandbox.run(code, deadline=deadline)
+      replaced_now = getattr(sandbox, 'replaced', 0)
       if 'BREACH' in result.stdout:
         failed[attack.name] = 'succeeded'
       elif result.error_kind == 'unavailable':
         failed[attack.name] = result.error
-      elif time.monotonic() > deadline + 0.1:
+      elif time.monotonic() > deadline + _LATE:
         failed[attack.name] = 'not answered within its deadline'
       elif damage := harm():
         failed[attack.name] = damage
-      elif getattr(sandbox, 'replaced', 0) != replaced:
+      elif replaced_now != replaced and result.error_kind != 'timeout':
         failed[attack.name] = 'ended the server'
       if failed:
         return Verdict(len(ATTACKS), failed)

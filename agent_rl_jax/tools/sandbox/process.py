@@ -24,8 +24,9 @@ from agent_rl_jax.tools.sandbox import options as options_lib
 from agent_rl_jax.tools.sandbox import scratch
 
 _START_SECONDS = 20.0
-# Kept of the deadline for the way there and back.
-_MARGIN = 0.05
+# Kept of the time left for the way there and back: a share, within bounds.
+# An answer that misses the deadline costs the server.
+_MARGIN, _LEAST_MARGIN, _MOST_MARGIN = 0.25, 0.05, 0.5
 _MAX_CODE = 1 << 20
 _MAX_ANSWER = 1 << 26
 _CLOSED = 'the sandbox is closed'
@@ -112,8 +113,10 @@ class _Client:
   def ended(self) -> bool:
     """Whether it died while nobody used it."""
     poller = select.poll()
-    poller.register(self._answers, 0)
-    return bool(poller.poll(0))
+    poller.register(self._answers, select.POLLIN)
+    events = dict(poller.poll(0)).get(self._answers, 0)
+    # A server that could not start has left word why, which is to be read.
+    return bool(events & select.POLLHUP) and not events & select.POLLIN
 
   @property
   def starting(self) -> bool:
@@ -323,18 +326,21 @@ class ProcessSandbox:
     try:
       try:
         client = self._idle.get(timeout=max(0.0, deadline - began))
-        if client.ended:
-          client = self._replace(client)
-        if client is None:
-          return result('unavailable', _CLOSED)
-        client.wait_ready(deadline - _MARGIN)
       except queue.Empty:
         return result('timeout', 'TimeoutError: the sandbox is busy')
+      if client.ended:
+        client = self._replace(client)
+      if client is None:
+        return result('unavailable', _CLOSED)
+      left = deadline - time.monotonic()
+      margin = min(max(_LEAST_MARGIN, _MARGIN * left), _MOST_MARGIN)
+      try:
+        client.wait_ready(deadline - margin)
       except _Hung:
         if not client.starting:
           client = self._replace(client)
         return result('timeout', 'TimeoutError: the sandbox is starting')
-      left = deadline - _MARGIN - time.monotonic()
+      left = deadline - margin - time.monotonic()
       if left <= 0:
         return result('timeout', 'TimeoutError: the sandbox is busy')
       wall = min(self._options.wall_seconds, left)

@@ -10,12 +10,14 @@ architecture's call kills the process, and signals reach the caller alone.
 
 import ctypes
 import errno
+import functools
 import platform
 import struct
 
 _AUDIT_ARCH = {'x86_64': 0xC000003E, 'aarch64': 0xC00000B7}
 _COLUMN = {'x86_64': 0, 'aarch64': 1}
 _X32_BIT = 0x40000000
+_ANY_PID = 0x5A5A5A5A  # beyond any process id, and in no instruction
 
 # struct seccomp_data: nr, arch, instruction pointer, then six 64-bit arguments.
 _NR, _ARCH, _ARGS = 0, 4, 16
@@ -28,6 +30,7 @@ _MISSING = 0x00050000 | errno.ENOSYS
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _PR_SET_NO_NEW_PRIVS = 38
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
 
 # (x86_64, aarch64); None where the architecture has no such call.
 _ALLOWED = {
@@ -222,7 +225,7 @@ def unsupported() -> str:
   if ctypes.sizeof(ctypes.c_void_p) != 8:
     return 'the interpreter is a 32-bit program'
   # A filter at address 0 is a fault (EFAULT) where filters are built in.
-  _LIBC.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), None, 0, 0)
+  _LIBC.prctl(_PR_SET_SECCOMP, _MODE_FILTER, 0, 0, 0)
   if ctypes.get_errno() != errno.EFAULT:
     return 'the kernel has no seccomp filters'
   return ''
@@ -280,9 +283,21 @@ def assemble(pid: int, machine: str | None = None) -> bytes:
   return b''.join(code)
 
 
+@functools.cache
+def _template() -> bytes:
+  return assemble(_ANY_PID)
+
+
+def for_process(pid: int) -> bytes:
+  """`assemble(pid)` for this machine, put together once and then filled in."""
+  return _template().replace(
+      struct.pack('=I', _ANY_PID), struct.pack('=I', pid)
+  )
+
+
 def set_no_new_privileges() -> None:
   """Gives up every way to gain privileges; filters and Landlock need it."""
-  if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+  if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
     raise OSError(ctypes.get_errno(), 'prctl(PR_SET_NO_NEW_PRIVS)')
 
 
@@ -294,6 +309,6 @@ def install(code: bytes) -> None:
   """
   buffer = ctypes.create_string_buffer(code, len(code))
   program = _Program(len(code) // 8, ctypes.addressof(buffer))
-  mode = ctypes.c_ulong(_MODE_FILTER)
-  if _LIBC.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0):
+  address = ctypes.addressof(program)
+  if _LIBC.prctl(_PR_SET_SECCOMP, _MODE_FILTER, address, 0, 0):
     raise OSError(ctypes.get_errno(), 'prctl(PR_SET_SECCOMP)')

@@ -36,6 +36,7 @@ from agent_rl_jax.tools.sandbox import (
 # The pipes to the trainer, out of the way of the child's descriptors 0 to 4.
 _REQUESTS, _ANSWERS = 20, 21
 _PLACEHOLDERS = range(5)
+_PACKAGE = 'agent_rl_jax'
 _NOT_PYTHON = ('site-packages', 'dist-packages', 'test', 'idlelib')
 _CONFINED = b'confined\n'
 _MAX_REPORT = 1 << 14
@@ -294,10 +295,15 @@ def _serve(settings: dict, folder: str, mapped: int) -> None:
   os.mkdir(box, 0o700)
   if 'uid' in layers:
     os.chown(box, settings['uid'], settings['uid'])
+  if 'seccomp' in layers:
+    seccomp.for_process(os.getpid())  # put together before the first fork
   rules = None
   if 'landlock' in layers:
     rules = landlock.ruleset(read, roots, [box])
   server = _Server(settings, box, rules, mapped)
+  # Code that asks for this package is told that there is none.
+  for name in [n for n in sys.modules if n.partition('.')[0] == _PACKAGE]:
+    del sys.modules[name]
   gc.collect()
   gc.freeze()
   _send({'ready': True, 'landlock': landlock.abi(), 'uid': settings['uid']})
