@@ -171,9 +171,7 @@ def _affine_suffix(offset_NxB: Array, slope_NxB: Array) -> tuple[Array, Array]:
     return maps, maps
 
   identity = (jnp.zeros_like(offset_NxB[0]), jnp.ones_like(slope_NxB[0]))
-  _, maps = jax.lax.scan(
-      step, identity, (offset_NxB, slope_NxB), reverse=True
-  )
+  _, maps = jax.lax.scan(step, identity, (offset_NxB, slope_NxB), reverse=True)
   return maps
 
 

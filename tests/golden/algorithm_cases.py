@@ -185,9 +185,10 @@ def assert_close(actual, expected, name: str, dtype=jnp.float64, where=None):
   actual = np.array(actual, np.float64)
   expected = number(expected)
   if where is not None:
-    actual, expected = actual[where], np.broadcast_to(
-        expected, np.shape(where)
-    )[where]
+    actual, expected = (
+        actual[where],
+        np.broadcast_to(expected, np.shape(where))[where],
+    )
   exact = dtype == jnp.float64 and CASES[name]['dtype'] == 'float64'
   # Its temperatures are float32.
   exact = exact and name != 'trl/grpo_loss/sapo'

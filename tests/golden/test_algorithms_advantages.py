@@ -26,9 +26,6 @@ def double():
     yield
 
 
-
-
-
 PRECISIONS = pytest.mark.parametrize(
     'dtype', [jnp.float64, jnp.float32], ids=['f64', 'f32']
 )
@@ -140,9 +137,7 @@ def test_estimator(name, dtype):
 
 
 def vars_of(options):
-  return {
-      key: getattr(options, key) for key in options.__dataclass_fields__
-  }
+  return {key: getattr(options, key) for key in options.__dataclass_fields__}
 
 
 # Estimators that keep the raw reward of a group of one in the reference; here
@@ -493,15 +488,18 @@ def steps(uid, trajectory, anchor_ids, mask, step_rewards, episode_returns):
       turn_mask[row, step[other]] = True
       anchor[row, step[other]] = anchor_ids[other]
   batch = cases.trajectories(mask, returns=episode_returns, group=uid)
-  return batch.replace(
-      turn=jnp.asarray(
-          np.broadcast_to(step[:, None], np.shape(mask)).astype(np.int32)
+  return (
+      batch.replace(
+          turn=jnp.asarray(
+              np.broadcast_to(step[:, None], np.shape(mask)).astype(np.int32)
+          ),
+          episode=jnp.asarray(trajectory),
+          turn_rewards=jnp.asarray(turn_rewards),
+          turn_mask=jnp.asarray(turn_mask),
+          anchor=jnp.asarray(anchor),
       ),
-      episode=jnp.asarray(trajectory),
-      turn_rewards=jnp.asarray(turn_rewards),
-      turn_mask=jnp.asarray(turn_mask),
-      anchor=jnp.asarray(anchor),
-  ), step
+      step,
+  )
 
 
 def gigpo_batch():

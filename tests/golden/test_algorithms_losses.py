@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_rl_jax.algorithms import kl, losses, value
+from agent_rl_jax.algorithms import kl, losses, masked, value
 from agent_rl_jax.algorithms.aggregate import token_weights
 from agent_rl_jax.algorithms.options import LossOptions
 from agent_rl_jax.batch import Mean
@@ -38,6 +38,26 @@ def aggregated(loss, mask, mode, norm_length=None):
   return Mean(jnp.sum(weight * loss), jnp.sum(denominator))
 
 
+@pytest.mark.parametrize('name', cases.claim('verl/masked_whiten'))
+def test_masked_primitives(name):
+  x = jnp.asarray(cases.number(cases.resolve(name, 'x')))
+  mask = jnp.asarray(cases.number(cases.resolve(name, 'mask'))) > 0
+  expected = cases.CASES[name]['outputs']
+  cases.assert_close(masked.masked_mean(x, mask), expected['masked_mean'], name)
+  cases.assert_close(
+      masked.masked_variance(x, mask), expected['masked_var'], name
+  )
+  cases.assert_close(
+      masked.masked_mean(x, mask, axis=1),
+      expected['masked_mean_axis_last'],
+      name,
+  )
+  whitened = masked.whiten(x, mask)
+  cases.assert_close(whitened, expected['whitened'], name, where=np.array(mask))
+  # Unlike there, what the mask leaves out is 0.
+  assert not np.array(whitened)[~np.array(mask)].any()
+
+
 @pytest.mark.parametrize('name', cases.claim('verl/agg_loss/*'))
 def test_aggregation(name):
   mode = cases.CASES[name]['params']['mode']
@@ -58,9 +78,7 @@ def test_aggregation(name):
       mean.total / whole * info['dp_size'], expected['global_info'], name
   )
   # The reference gives 0 / 0 where nothing is sampled; here it is 0.
-  empty = aggregated(
-      read('loss_mat_a'), np.zeros_like(read('mask_a')), mode
-  )
+  empty = aggregated(read('loss_mat_a'), np.zeros_like(read('mask_a')), mode)
   assert float(empty.value()) == 0
 
 
