@@ -1,6 +1,7 @@
 """Small stand-ins shared by tests: a policy, a chat of ids, a scripted env."""
 
 import dataclasses
+import functools
 import time
 
 import jax
@@ -157,10 +158,16 @@ def partition(data=None, tensor=1):
   return Partition(make_rollout_mesh(mesh), ROLLOUT_RULES)
 
 
+@functools.lru_cache
+def _programs(config, options, part):
+  """Compiled once for all tests of one shape: compiling is what takes time."""
+  return make_programs(config, options, stops(config.vocab_size), 0, part)
+
+
 def engine(options=OPTIONS, env=None, part=None, config=CONFIG, workers=8):
   """(engine, rollout params) of the random policy."""
   part = part or partition()
-  programs = make_programs(config, options, stops(config.vocab_size), 0, part)
+  programs = _programs(config, options, part)
   tree = policy.unstack(params(config))
   if part.mesh is not None:
     tree = jax.device_put(tree, part.tree(policy.unstacked_axes(config)))

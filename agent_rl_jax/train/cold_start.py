@@ -22,6 +22,7 @@ from agent_rl_jax.train.optimizer import make_optimizer
 from agent_rl_jax.train.parts import Parts
 from agent_rl_jax.train.stage import Stage
 from agent_rl_jax.train.state import (
+    TrainState,
     abstract_state,
     init_state,
     trainable_axes,
@@ -119,6 +120,12 @@ class ColdStart:
         for stream in ('exercise', 'story')
     }
 
+  def abstract(self) -> TrainState:
+    """Shapes and shardings of the state, for restoring."""
+    return abstract_state(
+        self.parts.model, self.tx, part=self.parts.train_part
+    )
+
   def batch(self, step: int) -> TrajectoryBatch:
     """Demonstrations of step `step`."""
     story = step - self.sft.exercise_steps
@@ -147,9 +154,7 @@ class ColdStart:
         parts.stop,
     )
     try:
-      found = stage.restore(
-          abstract_state(parts.model, self.tx, part=parts.train_part)
-      )
+      found = stage.restore(self.abstract())
       if found is not None:
         state = found[0]
       else:

@@ -10,7 +10,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent_rl_jax.algorithms.advantages import NEEDS_GROUPS
+from agent_rl_jax.algorithms.advantages import (
+    NEEDS_GREEDY_BASELINE,
+    NEEDS_GROUPS,
+    NEEDS_VALUES,
+)
 
 if TYPE_CHECKING:
   from agent_rl_jax.train.settings import Settings
@@ -170,6 +174,20 @@ def _held_out(s: Settings) -> str | None:
     )
 
 
+def _estimator(s: Settings) -> str | None:
+  name = s.algorithm.advantage
+  if name in NEEDS_VALUES:
+    return (
+        f'algorithm.advantage={name!r} needs values, and the training loop has'
+        ' no critic yet; choose an estimator without one'
+    )
+  if name in NEEDS_GREEDY_BASELINE:
+    return (
+        f'algorithm.advantage={name!r} needs a greedy rollout of every prompt,'
+        ' which the training loop does not play yet; choose another estimator'
+    )
+
+
 RULES: tuple[Callable[[Settings], str | None], ...] = (
     _mini_batches,
     _group_of_one,
@@ -184,4 +202,5 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _code_tool,
     _cold_start,
     _held_out,
+    _estimator,
 )
