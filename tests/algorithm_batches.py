@@ -6,6 +6,8 @@ failed, and everything that must not be read holds NaN.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,9 +76,7 @@ def random_batch(seed: int, markov: bool = False):
   returns = per_episode(rng.choice([0.0, 0.5, 1.0], rows))
   anchor = per_episode(rng.integers(-1, 3, (rows, turns))).astype(np.int32)
   values = np.where(mask, rng.normal(size=mask.shape), np.nan)
-  logprobs = lambda: np.where(
-      mask, -rng.exponential(size=mask.shape), np.nan
-  )
+  logprobs = lambda: np.where(mask, -rng.exponential(size=mask.shape), np.nan)
   bad = ~valid
   nan = lambda x: np.where(bad.reshape((-1,) + (1,) * (x.ndim - 1)), np.nan, x)
   permutation = rng.permutation(rows)
@@ -119,7 +119,11 @@ def states():
   return state
 
 
-@jax.jit
+# Compiled once or twice and run on a few numbers: do not optimize.
+QUICK = {'xla_backend_optimization_level': 0}
+
+
+@functools.partial(jax.jit, compiler_options=QUICK)
 def every_advantage(batch, scores):
   """{name: Advantages}: one program for all estimators."""
   state = states()

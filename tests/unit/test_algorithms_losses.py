@@ -1,5 +1,7 @@
 """Losses: gradients, splits, packing, and what may not reach them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from agent_rl_jax.algorithms import aggregate, losses, value
 from agent_rl_jax.algorithms.options import CLIP_BOUNDS, LossOptions
 from agent_rl_jax.batch import LossBatch
+from tests.algorithm_batches import QUICK
 
 EXAMPLES = settings(max_examples=20, deadline=None, derandomize=True)
 ROWS, LENGTH = 6, 8
@@ -88,7 +91,7 @@ def build(part, mode='seq-mean-token-mean', norm_length=5.0):
   return jnp.asarray(part['logprobs']), jnp.asarray(part['values']), batch
 
 
-@jax.jit
+@functools.partial(jax.jit, compiler_options=QUICK)
 def every_loss(logprobs, values, batch):
   """{loss: (Mean, d total / d input, metrics)}, the value loss with them."""
   result = {}
@@ -130,7 +133,8 @@ def test_finite_differences():
   logprobs, values, batch = build(part)
   step = 1e-6
   result = every_loss(logprobs, values, batch)
-  for row, column in zip(*np.nonzero(part['mask']), strict=True):
+  tokens = rng.permutation(np.argwhere(part['mask']))[:10]
+  for row, column in tokens:
     up = jnp.zeros_like(logprobs).at[row, column].set(step)
     high = every_loss(logprobs + up, values + up, batch)
     low = every_loss(logprobs - up, values - up, batch)
@@ -363,13 +367,9 @@ def test_what_is_missing_is_named():
         logprobs, None, batch.replace(reference_logprobs=None), options
     )
   with pytest.raises(ValueError, match='denominator'):
-    losses.policy_loss(
-        logprobs, None, batch.replace(denominator=None), options
-    )
+    losses.policy_loss(logprobs, None, batch.replace(denominator=None), options)
   with pytest.raises(ValueError, match='entropy'):
-    losses.policy_loss(
-        logprobs, None, batch, LossOptions(entropy_coef=0.1)
-    )
+    losses.policy_loss(logprobs, None, batch, LossOptions(entropy_coef=0.1))
   with pytest.raises(ValueError, match='value_targets'):
     value.value_loss(values, batch.replace(value_targets=None), options)
 

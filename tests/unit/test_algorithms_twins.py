@@ -1,6 +1,5 @@
 """Each estimator against a plain loop over episodes, turns and tokens."""
 
-
 import jax
 import numpy as np
 import pytest
@@ -238,9 +237,7 @@ def bi_level_gae(batch, scores):
     high = {}
     running = following = 0.0
     for i in reversed(ends):
-      running = (
-          rewards[i] + HIGH * following - values[i] + HIGH * LAM * running
-      )
+      running = rewards[i] + HIGH * following - values[i] + HIGH * LAM * running
       following = values[i]
       high[i] = running + values[i]
     advantage = np.zeros(len(tokens))
