@@ -22,10 +22,10 @@ def get_config():
   config.model.width = 128
   config.model.qk_norm = True
 
-  config.sft.exercise_steps = 150
-  config.sft.steps = 160
+  config.sft.exercise_steps = 130
+  config.sft.steps = 80
   config.sft.batch = 64
-  config.sft.pack_len = (128,)
+  config.sft.pack_len = (256,)
   config.sft.lr = 0.02
   config.sft.optimizer.name = 'muon'
 
@@ -37,15 +37,15 @@ def get_config():
   config.rollout.max_episode_tokens = 128
   config.rollout.chunk = 16
 
-  config.train.iterations = 50
+  config.train.iterations = 45
   config.train.prompts = 16
   config.train.samples = 8
-  config.train.pack_len = (160,)
+  config.train.pack_len = (256,)
   config.train.lr = 3e-4
   config.train.old_logprobs = 'sampler'
   config.optimizer.eps = 1e-5
 
-  config.eval.every = 25
+  config.eval.every = 15
   config.eval.problems = 64
   config.eval.final_problems = 256
   config.eval.without_tool = True

@@ -3,9 +3,16 @@
 import os
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-_FLAG = '--xla_force_host_platform_device_count'
-if _FLAG not in os.environ.get('XLA_FLAGS', ''):
-  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAG}=8'
+# Tests compile much and compute little: LLVM's optimizer is not worth its
+# time here.  XLA's own passes, and so the programs, stay as they are.
+for flag, value in (
+    ('--xla_force_host_platform_device_count', '8'),
+    ('--xla_backend_optimization_level', '0'),
+):
+  if flag not in os.environ.get('XLA_FLAGS', ''):
+    os.environ['XLA_FLAGS'] = (
+        f'{os.environ.get("XLA_FLAGS", "")} {flag}={value}'
+    )
 
 import jax  # noqa: E402
 

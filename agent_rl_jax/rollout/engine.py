@@ -444,7 +444,13 @@ class _Run:
 
   def _act(self, live: Live, finish: str) -> None:
     """Parses a finished action and plays it."""
-    action = self.engine._chat.action(live.action_ids, finish)
+    try:
+      action = self.engine._chat.action(live.action_ids, finish)
+    except Exception as error:  # a parser's defect costs its own episode
+      self._finish(
+          live, Status.ENV_ERROR, f'{type(error).__name__}: {error}'
+      )
+      return
     live.begin_turn(action, finish)
     if finish == 'length':
       self._finish(live, Status.MAX_TOKENS)
