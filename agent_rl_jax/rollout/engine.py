@@ -10,8 +10,6 @@ are a function of (weights, seed, purpose, uid, task, tool answers) only.
 from __future__ import annotations
 
 import collections
-import dataclasses
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,48 +21,12 @@ from agent_rl_jax.models import policy
 from agent_rl_jax.rollout import slots as slots_lib
 from agent_rl_jax.rollout.admission import Admission
 from agent_rl_jax.rollout.decode import Programs, Report
+from agent_rl_jax.rollout.env_calls import EnvCalls
 from agent_rl_jax.rollout.live import Live, Phase, Request
 from agent_rl_jax.rollout.options import RolloutOptions
 from agent_rl_jax.rollout.slots import Purpose, SlotStatus
-from agent_rl_jax.types import Episode, Observation, Status
-
-
-@dataclasses.dataclass
-class RolloutStats:
-  """Counters of one rollout; seconds are wall-clock.
-
-  Attributes:
-    tokens: Tokens sampled.
-    passes: Forward passes of decoding.
-    busy: Rows that did useful work, summed over passes.
-    prefills: Calls of `extend`.
-    seconds: Duration of the rollout.
-    exposed: Of which nothing ran on the device because tools did.
-  """
-
-  tokens: int = 0
-  passes: int = 0
-  busy: int = 0
-  prefills: int = 0
-  seconds: float = 0.0
-  exposed: float = 0.0
-
-  def metrics(self, slots: int) -> dict[str, float]:
-    """All of it depends on timing, hence the area `time`."""
-    capacity = max(self.passes * slots, 1)
-    return {
-        'time/rollout_s': self.seconds,
-        'time/exposed_tool_s': self.exposed,
-        'time/slot_idle_fraction': 1.0 - self.busy / capacity,
-        'time/decode_tokens_per_s': self.tokens / max(self.seconds, 1e-9),
-    }
-
-
-def episode_seed(seed: int, purpose: int, uid: int) -> int:
-  """Seed of an episode's environment: named, not ordered."""
-  name = f'{seed}/{purpose}/{uid}'.encode()
-  digest = hashlib.blake2b(name, digest_size=8).digest()
-  return int.from_bytes(digest, 'little') >> 1
+from agent_rl_jax.rollout.stats import RolloutStats
+from agent_rl_jax.types import Episode, Status
 
 
 class Interrupted(Exception):
@@ -165,7 +127,6 @@ class _Run:
     self.engine = engine
     self.programs = engine._programs
     self.options = engine._options
-    self.executor = engine._executor
     self.params = params
     self.purpose = int(purpose)
     self.temperature = temperature
@@ -176,7 +137,14 @@ class _Run:
     for group, members in groups.items():
       self.admission.expect(group, members)
     self.waiting = collections.deque(self.lives)  # resets not yet started
-    self.open: dict[Any, Live] = {}  # tickets of resets and steps
+    self.calls = EnvCalls(
+        engine._envs,
+        engine._chat,
+        engine._executor,
+        self.options.step_timeout,
+        engine._seed,
+        self.purpose,
+    )
     self.ready: list[Live] = []
     self.owners: dict[int, Live] = {}
     self.finished = 0
@@ -185,6 +153,20 @@ class _Run:
   def play(self, on_episode) -> tuple[list[Episode], RolloutStats]:
     started = time.monotonic()
     self.on_episode = on_episode
+    try:
+      self._loop()
+    finally:
+      self.calls.abandon(
+          [
+              live
+              for live in self.lives
+              if live.phase is not Phase.FINISHED and live.ticket is not None
+          ]
+      )
+    self.stats.seconds = time.monotonic() - started
+    return [live.episode for live in self.lives], self.stats
+
+  def _loop(self) -> None:
     slots = self.programs.init()
     pending: tuple[Report, dict] | None = None
     while self.finished < len(self.lives):
@@ -204,60 +186,23 @@ class _Run:
         dispatched = (report, decoding)
       if pending is not None:
         self._read(*pending)
-      elif dispatched is None and self.open and not self.ready_to_admit():
+      elif dispatched is None and self.calls and not self._can_admit():
         before = time.monotonic()
-        self.executor.wait_any(list(self.open), timeout=0.2)
+        self.calls.wait(0.2)
         self.stats.exposed += time.monotonic() - before
       pending = dispatched
-    self.stats.seconds = time.monotonic() - started
-    return [live.episode for live in self.lives], self.stats
 
   # Environment side.
 
   def _start_resets(self) -> None:
     """Keeps resets a little ahead of the slots."""
     ahead = 2 * self.options.slots
-    while self.waiting and len(self.ready) + len(self.open) < ahead:
-      live = self.waiting.popleft()
-      self._submit(live, self._reset, live)
-
-  def _submit(self, live: Live, job: Callable, *args: Any) -> None:
-    deadline = time.monotonic() + self.options.step_timeout
-    live.ticket = self.executor.submit(job, *args, deadline=deadline)
-    self.open[live.ticket] = live
-
-  def _env(self, live: Live) -> Any:
-    return self.engine._envs[live.request.task.env]
-
-  def _reset(self, live: Live) -> tuple[Any, Observation, np.ndarray]:
-    """On a thread: opens the episode and encodes its prompt."""
-    env = self._env(live)
-    request = live.request
-    seed = episode_seed(self.engine._seed, self.purpose, request.uid)
-    state, observation = env.reset(request.task, seed)
-    if observation.ids is not None:
-      prompt = np.asarray(observation.ids, np.int32)
-    else:
-      prompt = self.engine._chat.prompt(observation.messages, env.tools)
-    return state, observation, prompt
-
-  def _step(
-      self, live: Live, action
-  ) -> tuple[Any, Observation, np.ndarray | None]:
-    """On a thread: runs the tools and encodes the observation."""
-    state, observation = self._env(live).step(live.state, action)
-    ids = None
-    if observation.ids is not None:
-      ids = np.asarray(observation.ids, np.int32)
-    elif not observation.done:
-      last = int(live.tokens[live.length - 1])
-      ids = self.engine._chat.observation(observation, last)
-    return state, observation, ids
+    while self.waiting and len(self.ready) + len(self.calls) < ahead:
+      self.calls.reset(self.waiting.popleft())
 
   def _harvest(self) -> None:
     """Takes what the threads have finished."""
-    for ticket in [t for t in self.open if t.done]:
-      live = self.open.pop(ticket)
+    for live, ticket in self.calls.harvest():
       if ticket.expired:
         self._finish(live, Status.TIMEOUT, 'environment step ran out of time')
       elif ticket.error is not None:
@@ -268,8 +213,8 @@ class _Run:
       else:
         self._after_step(live, *ticket.result)
 
-  def _after_reset(self, live: Live, state, observation, prompt) -> None:
-    live.state, live.state_key = state, observation.state_key
+  def _after_reset(self, live: Live, observation, prompt) -> None:
+    live.state_key = observation.state_key
     live.prompt = prompt
     if not 0 < len(prompt) <= self.options.max_len - 2:
       self._finish(
@@ -283,8 +228,7 @@ class _Run:
     live.phase = Phase.READY
     self.ready.append(live)
 
-  def _after_step(self, live: Live, state, observation, ids) -> None:
-    live.state = state
+  def _after_step(self, live: Live, observation, ids) -> None:
     count = 0 if ids is None else len(ids)
     fits = live.length + count + 1 <= self.options.max_len
     over = observation.done or len(live.turns) >= self.options.max_turns
@@ -312,19 +256,15 @@ class _Run:
       self.admission.release(live)
       self.owners.pop(live.slot, None)
     self.finished += 1
-    if live.state is not None:
-      # After its own thread has left it, however late that is.
-      self.executor.after(live.ticket, self._env(live).close, live.state)
+    self.calls.close(live)
     if self.on_episode is not None:
       self.on_episode(episode)
 
   # Device side.
 
-  def ready_to_admit(self) -> bool:
+  def _can_admit(self) -> bool:
     """Whether the next pass can do something without waiting."""
-    if any(ticket.done for ticket in self.open):
-      return True
-    return bool(self.ready) and not self.owners
+    return self.calls.any_done() or (bool(self.ready) and not self.owners)
 
   def _apply_edits(self, slots):
     """Writes new prompts and observations, and prefills what is long."""
@@ -447,13 +387,11 @@ class _Run:
     try:
       action = self.engine._chat.action(live.action_ids, finish)
     except Exception as error:  # a parser's defect costs its own episode
-      self._finish(
-          live, Status.ENV_ERROR, f'{type(error).__name__}: {error}'
-      )
+      self._finish(live, Status.ENV_ERROR, f'{type(error).__name__}: {error}')
       return
     live.begin_turn(action, finish)
     if finish == 'length':
       self._finish(live, Status.MAX_TOKENS)
       return
     live.phase = Phase.STEPPING
-    self._submit(live, self._step, live, action)
+    self.calls.step(live, action)

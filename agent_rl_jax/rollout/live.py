@@ -58,7 +58,7 @@ class Live:
     self.slot: int | None = None
     self.writes = 0  # edits made to its row: tells a stale report from a new
     self.ticket: Any = None
-    self.state: Any = None  # the environment's
+    self.state: Any = None  # the environment's; its threads' to set and close
     self.prompt: np.ndarray | None = None
     self.length = 0
     self.tokens = np.zeros(options.max_len, np.int32)

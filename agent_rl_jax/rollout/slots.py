@@ -35,7 +35,6 @@ class Purpose(enum.IntEnum):
   TRAIN = 0
   EVAL = 1
   PLAY = 2
-  PROBE = 3  # sampled reward of the cold start
 
 
 @flax.struct.dataclass

@@ -127,3 +127,105 @@ def test_limits_on_turns_and_tokens_hold():
       assert turn.action_stop - turn.action_start <= options.max_action_tokens
   assert len({e.status for e in episodes}) >= 3
   assert np.isfinite([e.rows[0].logprobs.sum() for e in episodes]).all()
+
+
+class _Counting(toys.ToyEnv):
+  """Counts the states that are open; a chosen call waits for `gate`."""
+
+  def __init__(self, slow='', task='task1'):
+    super().__init__()
+    self.slow, self.task = slow, task
+    self.gate, self.entered = threading.Event(), threading.Event()
+    self.opened = []
+
+  def _maybe_wait(self, call, task):
+    if call == self.slow and task.uid == self.task:
+      self.entered.set()
+      assert self.gate.wait(60)
+
+  def reset(self, task, seed):
+    self._maybe_wait('reset', task)
+    self.opened.append(task.uid)
+    return super().reset(task, seed)
+
+  def step(self, state, action):
+    self._maybe_wait('step', state[0])
+    return super().step(state, action)
+
+  def all_closed(self, seconds=20):
+    deadline = time.monotonic() + seconds
+    while sorted(self.closed) != sorted(self.opened):
+      if time.monotonic() > deadline:
+        return False
+      time.sleep(0.01)
+    return True
+
+
+@pytest.mark.parametrize('slow', ['reset', 'step'])
+def test_the_state_of_a_call_that_comes_too_late_is_closed(slow):
+  options = dataclasses.replace(toys.OPTIONS, step_timeout=1.0)
+  env = _Counting(slow)
+  engine, params = toys.engine(options, env)
+  requests = toys.requests(count=3, samples=2)
+  episodes, _ = engine.rollout(params, requests, purpose=Purpose.TRAIN)
+  late = [e for e in episodes if e.status is Status.TIMEOUT]
+  assert late and {e.task.uid for e in late} == {'task1'}
+  # A thread is still inside: the state is in use, or not there yet.
+  assert env.closed.count('task1') < 2
+  env.gate.set()
+  deadline = time.monotonic() + 20
+  while len(env.opened) < len(requests) and time.monotonic() < deadline:
+    time.sleep(0.01)
+  assert len(env.opened) == len(requests)
+  assert env.all_closed()
+
+
+def test_a_prompt_that_cannot_be_encoded_closes_its_state():
+  env = _Counting()
+  engine, params = toys.engine(env=env)
+
+  class Refusing(toys.IdChat):
+
+    def prompt(self, messages, tools):
+      raise ValueError('no such role')
+
+  engine._chat = Refusing()
+  episodes, _ = engine.rollout(
+      params, toys.requests(count=2, samples=1), purpose=Purpose.TRAIN
+  )
+  assert {e.status for e in episodes} == {Status.ENV_ERROR}
+  assert len(env.opened) == 2 and env.all_closed()
+
+
+@pytest.mark.parametrize('how', ['interrupt', 'error'])
+def test_a_rollout_that_ends_early_closes_its_states(how):
+  env = _Counting('step')
+  engine, params = toys.engine(env=env)
+  requests = toys.requests(count=3, samples=2)
+  kwargs = {}
+  if how == 'interrupt':
+    engine._should_stop = env.entered.is_set
+    error = Interrupted
+  else:
+    error = RuntimeError
+
+    def fail(episode):
+      del episode
+      if env.entered.is_set():
+        raise RuntimeError('a defect of the caller')
+
+    kwargs['on_episode'] = fail
+    requests += toys.requests(count=8, samples=4, first=100)
+    requests = [
+        dataclasses.replace(r, group=i // 2) for i, r in enumerate(requests)
+    ]
+  with pytest.raises(error):
+    engine.rollout(params, requests, purpose=Purpose.TRAIN, **kwargs)
+  # All but those whose thread is still inside.
+  deadline = time.monotonic() + 20
+  held = lambda: set(env.opened) - {'task1'} - set(env.closed)
+  while held() and time.monotonic() < deadline:
+    time.sleep(0.01)
+  assert not held() and env.closed
+  env.gate.set()
+  assert env.all_closed()
