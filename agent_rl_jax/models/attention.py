@@ -60,14 +60,18 @@ def segment_attention(
   """Causal attention within segments, [B, T, N, H]."""
   k = k_BxTxKxH.swapaxes(1, 2)
   v = v_BxTxKxH.swapaxes(1, 2)
-  t = q_BxTxNxH.shape[1]
-  if t <= QUERY_BLOCK or t % QUERY_BLOCK:
+  b, t, n, h = q_BxTxNxH.shape
+  if t <= QUERY_BLOCK:
     return attention(q_BxTxNxH, k, v, segment_mask(segment_BxT))
+  # The last block is filled up with queries of padding, cut off below.
+  more = -t % QUERY_BLOCK
+  queries = jnp.pad(q_BxTxNxH, ((0, 0), (0, more), (0, 0), (0, 0)))
+  segments = jnp.pad(segment_BxT, ((0, 0), (0, more)))
 
   @jax.checkpoint
   def block(start):
-    q = jax.lax.dynamic_slice_in_dim(q_BxTxNxH, start, QUERY_BLOCK, 1)
-    rows = jax.lax.dynamic_slice_in_dim(segment_BxT, start, QUERY_BLOCK, 1)
+    q = jax.lax.dynamic_slice_in_dim(queries, start, QUERY_BLOCK, 1)
+    rows = jax.lax.dynamic_slice_in_dim(segments, start, QUERY_BLOCK, 1)
     mask = (rows[:, :, None] == segment_BxT[:, None, :]) & (rows > 0)[
         :, :, None
     ]
@@ -76,5 +80,4 @@ def segment_attention(
     return attention(q, k, v, mask)
 
   blocks = jax.lax.map(block, jnp.arange(0, t, QUERY_BLOCK))
-  b, _, n, h = q_BxTxNxH.shape
-  return blocks.swapaxes(0, 1).reshape(b, t, n, h)
+  return blocks.swapaxes(0, 1).reshape(b, t + more, n, h)[:, :t]

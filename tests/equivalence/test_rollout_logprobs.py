@@ -1,14 +1,16 @@
 """Sampling and training share one policy: their log-probs agree."""
 
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agent_rl_jax.models import attention, policy
 from agent_rl_jax.models import cache as cache_lib
-from agent_rl_jax.models import policy
 from agent_rl_jax.models.logprobs import num_pieces, token_logprobs
 from agent_rl_jax.rollout.slots import Purpose
 from tests import toys
@@ -52,9 +54,7 @@ def test_cached_decoding_is_the_full_forward():
   params = policy.unstack(toys.params())
   tokens = jax.random.randint(jax.random.key(1), (3, 17), 0, toys.VOCAB)
   place = jnp.broadcast_to(jnp.arange(17)[None], (3, 17))
-  full = policy.hidden(
-      config, params, tokens, place, jnp.ones_like(tokens)
-  )
+  full = policy.hidden(config, params, tokens, place, jnp.ones_like(tokens))
   part = toys.partition()
   cache = cache_lib.init(config, 3, 24)
   # Nine tokens by prefill, the rest one by one.
@@ -81,8 +81,10 @@ def test_cached_decoding_is_the_full_forward():
 )
 def test_scanned_stack_is_the_unrolled_one(change):
   config = dataclasses.replace(toys.CONFIG, **change)
-  params = toys.params(toys.CONFIG) if not change else policy.init(
-      config, jax.random.key(0)
+  params = (
+      toys.params(toys.CONFIG)
+      if not change
+      else policy.init(config, jax.random.key(0))
   )
   tokens = jax.random.randint(jax.random.key(1), (2, 13), 0, toys.VOCAB)
   place = jnp.broadcast_to(jnp.arange(13)[None], (2, 13))
@@ -139,21 +141,53 @@ def test_a_segment_does_not_see_its_neighbour():
     assert packed[0, 0] == 0 and packed[0, 5] == 0
 
 
-def test_long_rows_attend_in_blocks():
-  from agent_rl_jax.models import attention
-
-  block = attention.QUERY_BLOCK
+@pytest.mark.parametrize('t,block', [(700, None), (40, 16), (48, 16)])
+def test_long_rows_attend_in_blocks(t, block, monkeypatch):
+  if block is not None:
+    monkeypatch.setattr(attention, 'QUERY_BLOCK', block)
+  assert t > attention.QUERY_BLOCK
   keys = jax.random.split(jax.random.key(0), 3)
-  q = jax.random.normal(keys[0], (1, 2 * block, 2, 4))
-  k = jax.random.normal(keys[1], (1, 2 * block, 1, 4))
-  v = jax.random.normal(keys[2], (1, 2 * block, 1, 4))
-  segment = jnp.repeat(jnp.asarray([[1, 2, 0]]), block, axis=1)[:, : 2 * block]
-  segment = segment.at[:, -40:].set(0)
-  out = attention.segment_attention(q, k, v, segment)
-  whole = attention.attention(
-      q,
-      k.swapaxes(1, 2),
-      v.swapaxes(1, 2),
-      attention.segment_mask(segment),
+  q = jax.random.normal(keys[0], (2, t, 2, 4))
+  k = jax.random.normal(keys[1], (2, t, 1, 4))
+  v = jax.random.normal(keys[2], (2, t, 1, 4))
+  # Segments end inside blocks and at the row's end; one row has padding.
+  segment = np.ones((2, t), np.int32)
+  segment[0, t // 3 :] = 2
+  segment[1, 3 * t // 4 :] = 2
+  segment[1, -t // 10 :] = 0
+  seen = (segment > 0)[..., None, None]
+
+  def blocks(q, k, v):
+    return attention.segment_attention(q, k, v, jnp.asarray(segment))
+
+  def whole(q, k, v):
+    mask = attention.segment_mask(jnp.asarray(segment))
+    return attention.attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def run(fn, *inputs):
+    def loss(*inputs):
+      out = jnp.where(seen, fn(*inputs), 0.0)
+      return jnp.sin(out).sum(), out
+
+    return jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(*inputs)
+
+  got, expected = run(blocks, q, k, v), run(whole, q, k, v)
+  for a, b in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize('t', [700, 1500])
+def test_no_long_row_makes_its_whole_square_of_scores(t):
+  shape = lambda n: jax.ShapeDtypeStruct((1, t, n, 4), jnp.float32)
+  jaxpr = jax.make_jaxpr(attention.segment_attention)(
+      shape(2), shape(1), shape(1), jax.ShapeDtypeStruct((1, t), jnp.int32)
   )
-  np.testing.assert_allclose(out[:, :-40], whole[:, :-40], atol=1e-5)
+  sizes = {
+      int(size)
+      for shape in re.findall(r':\w+\[([0-9,]+)\]', str(jaxpr))
+      if (size := np.prod([int(n) for n in shape.split(',')]))
+  }
+  heads = 2
+  assert heads * attention.QUERY_BLOCK * t in sizes  # of one block
+  assert max(sizes) <= heads * attention.QUERY_BLOCK * t
