@@ -11,20 +11,25 @@ import hashlib
 import io
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 
 from agent_rl_jax.text import vocabulary
 
 # What the library writes for a blank.  Text that holds the character itself
-# would come back as a blank, so it is encoded apart, as its three bytes.
+# would come back as a blank, so it is encoded apart, as its three bytes; so is
+# a mark of one character, which cannot be cut.
 _BLANK = '\u2581'
 
 # ModelProto.normalizer_spec {add_dummy_prefix: false, remove_extra_whitespaces:
 # false}.  Appended to a serialized model, it is merged into the model's own
 # specification (protocol buffers: the last value of a field counts).
 _KEEP_BLANKS = bytes([0x1A, 4, 0x18, 0, 0x20, 0])
+
+# ModelProto.SentencePiece.Type.USER_DEFINED, which the library does not tell.
+_USER_DEFINED = 4
 
 _PROBES = (
     'def f(x):\n    return  x\n\n\ttail \n',
@@ -33,8 +38,11 @@ _PROBES = (
 
 
 class SentencePieceTokenizer(vocabulary.Tokenizer):
-  """A SentencePiece model whose control symbols are reachable by id only.
+  """A SentencePiece model whose marks are reachable by id only.
 
+  Marks are its control symbols and its user-defined symbols, such as
+  '<start_of_turn>', which the library would find in any text; user-defined
+  runs of whitespace are text.
   A model with a dummy prefix is read without it, so that pieces of a
   conversation can be encoded one by one.
   """
@@ -44,8 +52,7 @@ class SentencePieceTokenizer(vocabulary.Tokenizer):
 
     Args:
       path: The .model file.
-      control: Further pieces to treat as control tokens: user-defined symbols
-        such as '<start_of_turn>', which the library would find in any text.
+      control: Further pieces to treat as marks, whatever their type.
 
     Raises:
       ValueError: The model cannot give back every text, or lacks a piece.
@@ -65,21 +72,33 @@ class SentencePieceTokenizer(vocabulary.Tokenizer):
           f'{path}: no piece {missing[0]!r} in this model; name only pieces that'
           ' it has, or train one with control=(...)'
       )
-    marks = {
-        pieces[i]: i
+    shown = [piece.replace(_BLANK, ' ') for piece in pieces]
+    types = _piece_types(proto)
+    spelt = {
+        i
         for i in range(size)
-        if model.is_control(i) or pieces[i] in self._named
+        if pieces[i] in self._named
+        or (types[i] == _USER_DEFINED and shown[i].strip())
     }
+    marks = {
+        shown[i]: i for i in range(size) if model.is_control(i) or i in spelt
+    }
+    long = [shown[i] for i in spelt if len(shown[i]) > 1]
+    self._starts = re.compile(
+        f'(?={"|".join(map(re.escape, sorted(long)))})' if long else r'(?!)'
+    )
+    single = {_BLANK, *(shown[i] for i in spelt if len(shown[i]) == 1)}
+    self._single = re.compile(f'([{re.escape("".join(sorted(single)))}])')
     table = [b''] * size
     self._byte_ids = {}
     for i, piece in enumerate(pieces):
-      if piece in marks or model.is_unknown(i) or model.is_unused(i):
+      if shown[i] in marks or model.is_unknown(i) or model.is_unused(i):
         continue
       if model.is_byte(i):
         table[i] = bytes([int(piece[3:5], 16)])
         self._byte_ids[table[i][0]] = i
       else:
-        table[i] = piece.replace(_BLANK, ' ').encode()
+        table[i] = shown[i].encode()
     if len(self._byte_ids) < 256:
       raise ValueError(
           f'{path}: this model has no byte fallback, so it loses text; train'
@@ -97,24 +116,52 @@ class SentencePieceTokenizer(vocabulary.Tokenizer):
 
   def encode(self, text: str) -> list[int]:
     ids = []
-    for k, part in enumerate(vocabulary.scrub(text).split(_BLANK)):
-      if k:
-        ids += [self._byte_ids[byte] for byte in _BLANK.encode()]
-      for piece in _cut(part, self._named):
-        ids += self._model.encode(piece)
+    for k, part in enumerate(self._single.split(vocabulary.scrub(text))):
+      if k % 2:
+        ids += [self._byte_ids[byte] for byte in part.encode()]
+        continue
+      # Every mark is cut behind its first character: no piece holds a whole.
+      cuts = [match.start() + 1 for match in self._starts.finditer(part)]
+      for start, stop in zip([0, *cuts], [*cuts, len(part)], strict=True):
+        ids += self._model.encode(part[start:stop])
     return ids
 
 
-def _cut(text: str, marks: Sequence[str]) -> list[str]:
-  """Cuts every mark in `text` in two, so that no part holds one."""
-  cuts = {0, len(text)}
-  for mark in marks:
-    at = text.find(mark)
-    while at >= 0:
-      cuts.add(at + 1)
-      at = text.find(mark, at + 1)
-  places = sorted(cuts)
-  return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+def _piece_types(proto: bytes) -> list[int]:
+  """Types of the pieces of a serialized model, in the order of their ids."""
+  types = []
+  for field, value in _fields(proto):
+    if field == 1:  # ModelProto.pieces
+      # SentencePiece.type; NORMAL when it is not there.
+      types.append(next((v for f, v in _fields(value) if f == 3), 1))
+  return types
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+  """Yields (field number, value) of a protocol buffer, nested ones as bytes."""
+  place = 0
+
+  def varint() -> int:
+    nonlocal place
+    value, shift = 0, 0
+    while True:
+      byte = message[place]
+      place += 1
+      value |= (byte & 127) << shift
+      if byte < 128:
+        return value
+      shift += 7
+
+  while place < len(message):
+    field, wire = divmod(varint(), 8)
+    if wire == 0:
+      yield field, varint()
+      continue
+    length = {1: 8, 5: 4}.get(wire)
+    if length is None:
+      length = varint()
+    yield field, message[place : place + length]
+    place += length
 
 
 def train_sentencepiece(

@@ -190,22 +190,60 @@ def test_foreign_model_that_loses_text_is_refused(tmp_path):
     )
 
 
-def test_user_defined_symbols_become_control_when_named(tmp_path):
-  path = _foreign(
-      tmp_path,
+USER_DEFINED = ('<start_of_turn>', '<start>', '£', ' <h 1>', '  ', '\n\n')
+
+
+@pytest.fixture(scope='module')
+def foreign(tmp_path_factory) -> pathlib.Path:
+  return _foreign(
+      tmp_path_factory.mktemp('foreign'),
       byte_fallback=True,
       normalization_rule_name='identity',
-      user_defined_symbols=['<start_of_turn>'],
+      user_defined_symbols=[s.replace(' ', '\u2581') for s in USER_DEFINED],
   )
-  tokenizer = tokenizers.make_tokenizer(
-      'sentencepiece', path, control=('<start_of_turn>',)
-  )
-  text = 'a<start_of_turn><start_of_turn>b'
+
+
+@hypothesis.given(
+    parts=st.lists(
+        st.one_of(
+            st.sampled_from([*USER_DEFINED, '<start', '_of_turn>', '<s>']),
+            st.text(max_size=4),
+        ),
+        max_size=8,
+    )
+)
+@hypothesis.example(parts=['a', '<start_of_turn>', '<start_of_turn>', 'b'])
+@hypothesis.example(parts=['£', ' <h 1>', '££', '<start'])
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_no_text_holds_a_user_defined_symbol(foreign, parts):
+  tokenizer = tokenizers.make_tokenizer('sentencepiece', foreign)
+  marks = {mark for mark in USER_DEFINED if mark.strip()}
+  assert marks <= set(tokenizer.control)
+  text = ''.join(parts)
   ids = tokenizer.encode(text)
-  assert tokenizer.control['<start_of_turn>'] not in ids
+  assert not set(ids) & set(tokenizer.control.values())
   assert tokenizer.decode(ids) == text
+
+
+def test_user_defined_symbols_are_reached_by_id(foreign):
+  plain = sentencepiece.SentencePieceProcessor(model_file=str(foreign))
+  tokenizer = tokenizers.make_tokenizer('sentencepiece', foreign)
+  index = tokenizer.control['<start_of_turn>']
+  # The library finds it in any text; here it is what the id says.
+  assert index in plain.encode('a<start_of_turn>b')
+  assert tokenizer.token_bytes(index) == b''
+  assert tokenizer.decode([index]) == '<start_of_turn>'
+  assert index in tokenizer.encode_marked('a<start_of_turn>b')
+  # User-defined whitespace is text, in one piece.
+  assert not {'  ', '\n\n'} & set(tokenizer.control)
+  assert len(tokenizer.encode('\n\n')) == 1
+  # Other pieces become marks when they are named.
+  named = tokenizers.make_tokenizer('sentencepiece', foreign, control=('pr',))
+  assert named.control.keys() - tokenizer.control.keys() == {'pr'}
+  assert named.control['pr'] not in named.encode('print')
+  assert named.decode(named.encode('print')) == 'print'
   with pytest.raises(ValueError, match='<nowhere>'):
-    tokenizers.make_tokenizer('sentencepiece', path, control=('<nowhere>',))
+    tokenizers.make_tokenizer('sentencepiece', foreign, control=('<nowhere>',))
 
 
 def test_bpe_gives_the_library_s_ids_for_plain_text(tmp_path, kinds):
