@@ -120,7 +120,7 @@ def get_config() -> ConfigDict:
   config.env = create(
       name='tool',
       max_tool_calls=4,  # of an episode; 0 allows none
-      tool_timeout=10.0,  # seconds for the calls of one turn
+      tool_timeout=40.0,  # seconds for the calls of one turn, queueing included
       max_output_chars=2048,  # of one result that the agent sees
       # Added to the last result when no call is left.
       call_limit_notice='No tool calls are left. Give your final answer.',
@@ -128,15 +128,15 @@ def get_config() -> ConfigDict:
 
   config.tools = create(
       names=('python',),  # python | calculator; () = text only
-      workers=8,  # threads that run tool calls
+      workers=64,  # threads that run tool calls; one for every slot
       python=create(
           backend='auto',  # auto | process | monty
-          wall_seconds=5.0,  # of a call, waiting included
+          wall_seconds=2.0,  # of a call
           cpu_seconds=2,  # whole seconds of computing
           memory_bytes=512 << 20,  # beyond the interpreter
           output_bytes=8192,  # printed bytes that are kept
           file_bytes=1 << 20,  # largest file in the scratch folder
-          processes=2,  # calls that can run at the same time
+          processes=4,  # calls that can run at the same time
           preload=sandbox.PRELOAD,  # modules imported once for all calls
           paths=(),  # further library folders to import from
           layers=sandbox.LAYERS,  # protection to use where it is there
@@ -161,8 +161,8 @@ def get_config() -> ConfigDict:
       max_action_tokens=64,  # sampled tokens of one action
       max_episode_tokens=128,  # sampled tokens of an episode
       temperature=1.0,  # of training; divides logits in scoring too
-      step_timeout=30.0,  # seconds that an environment step may take
-      workers=16,  # threads that run environment steps
+      step_timeout=60.0,  # seconds that an environment step may take
+      workers=64,  # threads that run environment steps; one for every slot
   )
 
   config.algorithm = create(

@@ -24,7 +24,9 @@ def main(argv):
   from agent_rl_jax.train import playback
 
   def work():
-    loaded = playback.load(_RUN.value, base.get_config(), _STAGE.value, _STEP.value)
+    loaded = playback.load(
+        _RUN.value, base.get_config(), _STAGE.value, _STEP.value
+    )
     with loaded:
       playback.score_checkpoint(
           loaded, _PROBLEMS.value, _SAMPLES.value, _TEMPERATURE.value

@@ -22,7 +22,9 @@ def main(argv):
   from agent_rl_jax.train import playback
 
   def work():
-    loaded = playback.load(_RUN.value, base.get_config(), _STAGE.value, _STEP.value)
+    loaded = playback.load(
+        _RUN.value, base.get_config(), _STAGE.value, _STEP.value
+    )
     with loaded:
       playback.play(loaded, _TEMPERATURE.value)
 

@@ -14,17 +14,14 @@ _CONFIG = entry.define_config()
 
 def main(argv):
   del argv
-  config = _CONFIG.value
-  with config.unlocked():
-    config.train.iterations = 0
-  settings = entry.resolve(config, base.get_config())
+  settings = entry.resolve(_CONFIG.value, base.get_config())
   if not settings.sft.exercise_steps + settings.sft.steps:
     entry.fail(
         'this config has no cold start: set sft.exercise_steps or sft.steps'
     )
   from agent_rl_jax.train import run
 
-  entry.guard(lambda: run.run(config, settings))
+  entry.guard(lambda: run.run(_CONFIG.value, settings, cold_start_only=True))
 
 
 if __name__ == '__main__':

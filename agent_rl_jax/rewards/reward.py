@@ -14,7 +14,7 @@ from agent_rl_jax.types import Episode, Task
 class Reward(Protocol):
   """Scores the episodes of one group together.
 
-  `step` is the number of updates so far, for schedules.  A reward with memory
+  `step` is the iteration, from 0, for schedules.  A reward with memory
   also has `state_dict() -> dict` and `load_state_dict(state)`, of JSON-like
   values; the checkpoint keeps them.
   """

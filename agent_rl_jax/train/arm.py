@@ -76,15 +76,25 @@ class Arm:
         name,
         settings.train.iterations,
         settings.checkpoint.every,
-        {**config_lib.continuation(config), 'arm': name},
+        {
+            **config_lib.continuation(config),
+            'arm': name,
+            'tokenizer': parts.tokenizer.digest,
+        },
         parts.stop,
     )
     self.rewards = parts.rewards()
     self.tasks = make_stream(settings.data, seed=settings.seed)
     held_out = make_stream(settings.eval_data, seed=settings.seed)
-    self.held_out = held_out.take(
-        max(settings.eval.problems, settings.eval.final_problems)
-    )
+    wanted = max(settings.eval.problems, settings.eval.final_problems)
+    if wanted > len(held_out.source):
+      print(
+          f'{held_out.source.name} has {len(held_out.source)} problems, fewer'
+          f' than the {wanted} of eval.problems and eval.final_problems: all'
+          ' are used',
+          flush=True,
+      )
+    self.held_out = held_out.take(min(wanted, len(held_out.source)))
     self._first_reward: float | None = None
     self._digest = config_lib.digest(config, _FREE)
 
@@ -144,7 +154,8 @@ class Arm:
   def _train(self, state: Any, carried: Any) -> Any:
     stage, train = self.stage, self.settings.train
     warm = self._compiles.count
-    every = self.settings.eval.every
+    # A process that ended during an evaluation has left it to this one.
+    self._evaluate_if_due(state, carried)
     while not stage.done:
       iteration = stage.step
       # What an interrupt in this rollout goes back to.
@@ -160,16 +171,29 @@ class Arm:
         raise
       metrics = dict(done.metrics)
       self._account(metrics, done)
-      if every and (iteration + 1) % every == 0:
-        # An interrupt in here loses the iteration: it is played again.
-        values = self._evaluate(state, self.settings.eval.problems).metrics()
-        for name in _EVALUATED:
-          metrics[f'eval/{name.partition("/")[2]}'] = values[name]
       metrics['compile/after_warm_up'] = float(self._compiles.count - warm)
+      metrics['time/compiles_in_all'] = float(self._compiles.count)
       self._sample(iteration, done)
       stage.log(metrics)
       stage.save((state, carried), self._host_state())
+      self._evaluate_if_due(state, carried)
     return state
+
+  def _evaluate_if_due(self, state: Any, carried: Any) -> None:
+    """Evaluates after every so many iterations, unless the log has it."""
+    stage, every = self.stage, self.settings.eval.every
+    if not (every and stage.step and stage.step % every == 0):
+      return
+    if stage.noted('eval/accuracy'):
+      return
+    try:
+      values = self._evaluate(state, self.settings.eval.problems).metrics()
+    except Interrupted:
+      stage.save((state, carried), self._host_state(), force=True)
+      raise
+    stage.note(
+        {f'eval/{name.partition("/")[2]}': values[name] for name in _EVALUATED}
+    )
 
   def _account(self, metrics: dict[str, float], done: Iteration) -> None:
     """Adds up the time of the parts; warns of a hopeless start."""
@@ -203,6 +227,8 @@ class Arm:
           params,
           self.held_out[:problems],
           self.trainer.parts.rewards(),
+          self.trainer.parts.judges,
+          patience=self.settings.rollout.step_timeout,
           samples=options.samples,
           temperature=options.temperature,
           version=self.stage.step,

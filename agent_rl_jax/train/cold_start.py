@@ -92,9 +92,16 @@ def demonstration_batch(
 class ColdStart:
   """Supervised training under one configuration."""
 
-  def __init__(self, parts: Parts, config: Mapping[str, Any]):
+  def __init__(
+      self,
+      parts: Parts,
+      config: Mapping[str, Any],
+      compiles: metrics_lib.CompileCounter | None = None,
+  ):
+    """Makes the stage; `compiles` counts the backend compiles of a run."""
     self.parts = parts
     self.config = config
+    self._compiles = compiles
     settings = parts.settings
     self.sft = settings.sft
     self.total = self.sft.exercise_steps + self.sft.steps
@@ -122,9 +129,7 @@ class ColdStart:
 
   def abstract(self) -> TrainState:
     """Shapes and shardings of the state, for restoring."""
-    return abstract_state(
-        self.parts.model, self.tx, part=self.parts.train_part
-    )
+    return abstract_state(self.parts.model, self.tx, part=self.parts.train_part)
 
   def batch(self, step: int) -> TrajectoryBatch:
     """Demonstrations of step `step`."""
@@ -150,7 +155,10 @@ class ColdStart:
         'cold_start',
         self.total,
         _EVERY,
-        config_lib.continuation(self.config, _FREE),
+        {
+            **config_lib.continuation(self.config, _FREE),
+            'tokenizer': parts.tokenizer.digest,
+        },
         parts.stop,
     )
     try:
@@ -184,6 +192,7 @@ class ColdStart:
       state = self.update.warm_up(state, first, scores, advantages, None)
     stage.seconds['compile'] += watch.take()['time/compile_s']
     chosen = np.ones(self.sft.batch, bool)
+    warm = self._compiles.count if self._compiles else 0
     while not stage.done:
       if self.parts.stop.is_set():
         stage.save(state, {}, force=True)
@@ -201,6 +210,8 @@ class ColdStart:
             chosen=chosen,
         )
         metrics = metrics_lib.finalize(sums)
+      if self._compiles is not None:
+        metrics['compile/after_warm_up'] = float(self._compiles.count - warm)
       metrics |= watch.take()
       tokens = int(host.length.sum())
       metrics['time/tokens_per_second'] = tokens / metrics['time/step_s']

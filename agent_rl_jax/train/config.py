@@ -26,7 +26,14 @@ T = TypeVar('T')
 
 # Keys that may change between two runs of one folder without changing what
 # the continuation computes.  A section names all of its keys.
-FREE = ('run_dir', 'report', 'eval', 'checkpoint')
+FREE = (
+    'run_dir',
+    'report',
+    'eval',
+    'checkpoint',
+    'rollout.workers',
+    'tools.workers',
+)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from agent_rl_jax.train import config as config_lib
@@ -39,6 +39,8 @@ def run(
       fail(str(error))
     return flags.FLAGS(argv)
 
+  # Libraries tell at the level of info which accelerators are not there.
+  logging.set_verbosity(logging.WARNING)
   app.run(main, flags_parser=parse)
 
 
@@ -63,13 +65,20 @@ def resolve(
 def guard(work: Callable[[], Any]) -> Any:
   """Runs `work`; what a user can mend ends the program without a traceback.
 
-  ValueError and FileNotFoundError that carry a message of ours are such; all
-  else is a defect and keeps its traceback.
+  Such are a run folder or checkpoint of another run, a part that cannot be
+  built, a file that is not there and a sandbox that does not hold; all else is
+  a defect and keeps its traceback.
   """
   from agent_rl_jax.tools.sandbox import SandboxUnavailable
   from agent_rl_jax.train.checkpoint import CheckpointMismatch
+  from agent_rl_jax.train.run import RunError
 
   try:
     return work()
-  except (SandboxUnavailable, CheckpointMismatch, FileNotFoundError) as error:
+  except (
+      CheckpointMismatch,
+      FileNotFoundError,
+      RunError,
+      SandboxUnavailable,
+  ) as error:
     fail(str(error))

@@ -7,6 +7,7 @@ its own randomness, so it changes nothing in the training that surrounds it.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from agent_rl_jax.rewards.reward_set import RewardSet
 from agent_rl_jax.rollout.engine import Engine, RolloutStats
 from agent_rl_jax.rollout.live import Request
 from agent_rl_jax.rollout.slots import Purpose
+from agent_rl_jax.tools.executor import Executor
 from agent_rl_jax.train import metrics as metrics_lib
 from agent_rl_jax.types import Episode, Task
 
@@ -52,8 +54,24 @@ class Scored:
     return metrics
 
 
-def score(episodes: Sequence[Episode], rewards: RewardSet, step: int) -> Scored:
+def score(
+    episodes: Sequence[Episode],
+    rewards: RewardSet,
+    step: int,
+    executor: Executor,
+    patience: float,
+) -> Scored:
   """Scores whole groups in the order of their first episodes.
+
+  One group at a time, so that a reward with memory sees the same order in
+  every run, but on a thread: a reward that hangs costs its own group.
+
+  Args:
+    episodes: Finished episodes.
+    rewards: Judges.
+    step: Iteration, for rewards with a schedule.
+    executor: Threads.
+    patience: Seconds that a group may take.
 
   Raises:
     InvalidReward: a reward gave no finite number, naming task and reward.
@@ -67,7 +85,17 @@ def score(episodes: Sequence[Episode], rewards: RewardSet, step: int) -> Scored:
   valid = np.zeros(len(scored), bool)
   for members in groups.values():
     group = [episodes[i] for i in members]
-    components = rewards.score(group[0].task, group, step)
+    ticket = executor.submit(
+        rewards.score,
+        group[0].task,
+        group,
+        step,
+        deadline=time.monotonic() + patience,
+    )
+    executor.wait_all([ticket])
+    if ticket.error is not None and not ticket.expired:
+      raise ticket.error
+    components = ticket.result or [{} for _ in members]
     for i, values in zip(members, components, strict=True):
       scored[i] = dataclasses.replace(episodes[i], rewards=dict(values))
       returns[i] = rewards.total(values)
@@ -81,7 +109,9 @@ def evaluate(
     params: Any,
     tasks: Sequence[Task],
     rewards: RewardSet,
+    executor: Executor,
     *,
+    patience: float = 60.0,
     samples: int = 1,
     temperature: float = 0.0,
     version: int = 0,
@@ -93,6 +123,8 @@ def evaluate(
     params: Rollout parameters.
     tasks: Held-out problems.
     rewards: Judges.
+    executor: Threads that judge.
+    patience: Seconds that judging a group may take.
     samples: Episodes per task.
     temperature: 0 is greedy.
     version: Updates the weights have seen.
@@ -109,4 +141,4 @@ def evaluate(
       version=version,
       temperature=temperature,
   )
-  return score(episodes, rewards, version), stats
+  return score(episodes, rewards, version, executor, patience), stats

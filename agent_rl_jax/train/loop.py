@@ -60,6 +60,7 @@ class Trainer:
     self.train, self.algorithm = train, algorithm
     self.rows = train.prompts * train.samples
     self.reference = algorithm.kl != 'none'
+    self._patience = settings.rollout.step_timeout
     self.tx = make_optimizer(settings.optimizer, trainable_axes(parts.model))
     temperature = settings.rollout.temperature
     self._score = make_score_step(
@@ -125,6 +126,8 @@ class Trainer:
     batch = self._collate(Scored([], *np.zeros((3, 0))))
     scores, on_device = self._scores(state, batch)
     advantages, correction, _, _ = self._prepare(on_device, scores, carried)
+    if self.train.old_logprobs == 'recompute':
+      logprob_gap(on_device, scores.old_logprobs)
     state = self.update.warm_up(
         state,
         on_device,
@@ -169,7 +172,9 @@ class Trainer:
       )
       del params
     with watch.part('reward_s'):
-      scored = score(episodes, rewards, iteration)
+      scored = score(
+          episodes, rewards, iteration, self.parts.judges, self._patience
+      )
       batch = self._collate(scored)
     with watch.part('update_s'):
       scores, on_device = self._scores(state, batch)
@@ -184,15 +189,11 @@ class Trainer:
       )
       metrics = metrics_lib.finalize(sums | more)
       credited = jax.device_get(advantages.advantages)
-    if self.train.old_logprobs == 'sampler':
-      # The first update of one rollout batch sees the sampler's own weights.
-      metrics['policy/logprob_gap'] = metrics['policy/drift']
-      metrics['policy/logprob_gap_max'] = metrics['policy/drift_max']
     metrics |= scored.metrics() | stats.metrics(
         self.parts.settings.rollout.slots
     )
     metrics |= watch.take() | metrics_lib.host_memory()
-    trained = int(batch.length.sum())
+    trained = int(batch.length.sum()) * self.train.epochs
     seconds = metrics['time/rollout_s'] + metrics['time/update_s']
     metrics['time/train_tokens_per_s'] = trained / max(
         metrics['time/update_s'], 1e-9
@@ -226,10 +227,12 @@ class Trainer:
           kl_coef=coef,
       )
       sums = jax.device_get(sums)
-      total = {
-          name: total[name] + mean if name in total else mean
-          for name, mean in sums.items()
-      }
+      if not total and train.old_logprobs == 'sampler':
+        # The first update of a rollout batch sees the sampler's own weights.
+        for name in ('', '_max'):
+          sums[f'policy/logprob_gap{name}'] = sums[f'policy/drift{name}']
+      for name, mean in sums.items():
+        total[name] = total[name] + mean if name in total else mean
     return state, total
 
   def _collate(self, scored: Scored) -> TrajectoryBatch:
@@ -248,7 +251,8 @@ class Trainer:
   def _scores(
       self, state: TrainState, batch: TrajectoryBatch
   ) -> tuple[Scores, TrajectoryBatch]:
-    rows = int((batch.length > 0).sum())
+    # Up to the last real row: a failed episode leaves an empty row in between.
+    rows = int(np.flatnonzero(batch.length > 0).max(initial=-1)) + 1
     on_device = self.update.put(batch)
     scores = score_batch(
         self._score,

@@ -57,7 +57,7 @@ def episode_sums(
 
   Returns:
     reward/total, reward/<component>, episode/{accuracy, action_tokens, turns,
-    tool_calls, malformed_turns}, tools/success_rate, group/zero_variance,
+    tool_calls, malformed_turns}, tools/success_rate,
     time/tool_latency_mean (seconds of a call) and status/<name> (shares).
   """
   if not len(episodes) == len(returns) == len(accuracy):
@@ -68,9 +68,6 @@ def episode_sums(
   valid = [i for i, e in enumerate(episodes) if not e.status.failed]
   good = [episodes[i] for i in valid]
   results = [r for e in good for turn in e.turns for r in turn.tool_results]
-  groups = collections.defaultdict(set)
-  for i in valid:
-    groups[episodes[i].group].add(float(returns[i]))
   sums = {
       'reward/total': _mean([returns[i] for i in valid]),
       'episode/accuracy': _mean([accuracy[i] for i in valid]),
@@ -82,7 +79,6 @@ def episode_sums(
       ),
       'tools/success_rate': _mean([result.ok for result in results]),
       'time/tool_latency_mean': _mean([r.seconds for r in results]),
-      'group/zero_variance': _mean([len(s) == 1 for s in groups.values()]),
   }
   for name in sorted({name for e in good for name in e.rewards}):
     sums[f'reward/{name}'] = _mean(

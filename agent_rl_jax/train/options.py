@@ -161,7 +161,7 @@ class CheckpointOptions:
   """Saving.
 
   Attributes:
-    every: Iterations, or updates of the cold start, between checkpoints.
+    every: Iterations between checkpoints; the cold start has its own pace.
     keep: Checkpoints kept, the newest ones.
   """
 

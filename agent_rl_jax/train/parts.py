@@ -50,6 +50,8 @@ class Parts:
     publish: Trainer parameters to rollout parameters.
     engine: Plays episodes in the configured environment.
     tools: The tools by name.
+    judges: Threads that rewards run on.
+    executors: All threads, to be closed.
     stop: Set to end the run at the next safe point.
   """
 
@@ -64,6 +66,7 @@ class Parts:
   publish: Callable[[Any], Any]
   engine: Engine
   tools: Mapping[str, Any]
+  judges: Executor
   executors: tuple[Executor, ...]
   stop: threading.Event
 
@@ -109,7 +112,7 @@ def build_tokenizer(settings: Settings, run_dir: pathlib.Path) -> Any:
       corpus = demonstrations.corpus(
           settings.seed, options.corpus, settings.demonstrations
       )
-      return train_sentencepiece(
+      train_sentencepiece(
           corpus,
           path,
           vocab_size=options.vocab_size,
@@ -181,6 +184,7 @@ def build(settings: Settings) -> Parts:
   )
   tool_threads = Executor(settings.tool_workers, 'tools')
   env_threads = Executor(settings.rollout.workers, 'envs')
+  judges = Executor(4, 'rewards')
   env = ENVS[settings.env_name](tools, tool_threads, settings.env)
   engine = Engine(
       programs,
@@ -203,6 +207,7 @@ def build(settings: Settings) -> Parts:
       publish=make_publish(model, train_part, rollout_part),
       engine=engine,
       tools=tools,
-      executors=(tool_threads, env_threads),
+      judges=judges,
+      executors=(tool_threads, env_threads, judges),
       stop=stop,
   )

@@ -104,12 +104,14 @@ def score_checkpoint(
   """Scores it on held-out problems; prints and writes the figures."""
   parts, settings = loaded.parts, loaded.parts.settings
   stream = make_stream(settings.eval_data, seed=settings.seed)
-  tasks = stream.take(problems or settings.eval.final_problems)
+  wanted = problems or settings.eval.final_problems
+  tasks = stream.take(min(wanted, len(stream.source)))
   scored, stats = evaluate(
       loaded.engine,
       loaded.params,
       tasks,
       parts.rewards(),
+      parts.judges,
       samples=samples,
       temperature=temperature,
       version=loaded.step,
@@ -137,9 +139,10 @@ def play(
     loaded: Loaded,
     temperature: float = 0.0,
     read: Callable[[str], str] = input,
-    out: TextIO = sys.stdout,
+    out: TextIO | None = None,
 ) -> None:
-  """Plays typed problems until the input ends."""
+  """Plays typed problems until the input ends; `out` is stdout by default."""
+  out = out or sys.stdout
   settings = loaded.parts.settings
   stream = make_stream(settings.eval_data, seed=settings.seed)
   print('Type a problem; an empty line takes a held-out one.', file=out)
@@ -147,7 +150,7 @@ def play(
   while True:
     try:
       text = read('\n> ')
-    except EOFError:
+    except (EOFError, KeyboardInterrupt):
       print(file=out)
       return
     if text.strip():

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from agent_rl_jax.models import policy
 from agent_rl_jax.models.config import DTYPES, ModelConfig
-from agent_rl_jax.parallel.rules import Partition
+from agent_rl_jax.parallel.rules import Partition, is_axes
 
 
 def make_publish(
@@ -46,9 +46,15 @@ def make_publish(
       )
 
   def publish(params):
+    # Norm scales stay as they are stored: training applies them in float32.
     # jnp.copy keeps leaves that need no cast from aliasing the input.
     cast = jax.tree.map(
-        lambda x: jnp.copy(x.astype(DTYPES[config.dtype])), params
+        lambda names, x: jnp.copy(
+            x if 'norm' in names else x.astype(DTYPES[config.dtype])
+        ),
+        policy.axes(config),
+        params,
+        is_leaf=is_axes,
     )
     return policy.unstack(cast)
 

@@ -7,6 +7,7 @@ the one who broke it, or None.  Leaves out what one room's options check.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from agent_rl_jax.algorithms.advantages import (
     NEEDS_GROUPS,
     NEEDS_VALUES,
 )
+from agent_rl_jax.algorithms.options import refuse_double_correction
 
 if TYPE_CHECKING:
   from agent_rl_jax.train.settings import Settings
@@ -174,6 +176,43 @@ def _held_out(s: Settings) -> str | None:
     )
 
 
+def _threads(s: Settings) -> str | None:
+  # A thread may hang until its deadline: with one for every slot, it keeps
+  # no healthy episode waiting.
+  for name, workers in (
+      ('rollout.workers', s.rollout.workers),
+      ('tools.workers', s.tool_workers),
+  ):
+    if workers < s.rollout.slots:
+      return (
+          f'{name}={workers} is below rollout.slots={s.rollout.slots}: hung'
+          ' tools would take the threads of healthy episodes; raise it'
+      )
+
+
+def _sandbox_queue(s: Settings) -> str | None:
+  if 'python' not in s.tools:
+    return None
+  waves = math.ceil(s.rollout.slots / s.python.processes)
+  worst = waves * s.python.wall_seconds
+  if worst > s.env.tool_timeout:
+    return (
+        f'{s.rollout.slots} episodes whose code runs to the end of'
+        f' tools.python.wall_seconds={s.python.wall_seconds} keep'
+        f' tools.python.processes={s.python.processes} busy for {worst:.0f} s,'
+        f' longer than env.tool_timeout={s.env.tool_timeout}: an honest call'
+        ' could go unanswered; raise processes or tool_timeout'
+    )
+
+
+def _double_correction(s: Settings) -> str | None:
+  try:
+    refuse_double_correction(s.algorithm, s.train.old_logprobs)
+  except ValueError as error:
+    return str(error)
+  return None
+
+
 def _estimator(s: Settings) -> str | None:
   name = s.algorithm.advantage
   if name in NEEDS_VALUES:
@@ -202,5 +241,8 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _code_tool,
     _cold_start,
     _held_out,
+    _threads,
+    _sandbox_queue,
+    _double_correction,
     _estimator,
 )

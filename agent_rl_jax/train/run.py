@@ -8,6 +8,7 @@ last process ended, wherever that was.
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import signal
 import threading
@@ -54,27 +55,43 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
       signal.signal(number, handler)
 
 
-def run(config: Mapping[str, Any], settings: Settings) -> dict[str, Any] | None:
+class RunError(ValueError):
+  """What a user can mend: a wrong path, a folder of another run, a mesh."""
+
+
+def run(
+    config: Mapping[str, Any],
+    settings: Settings,
+    cold_start_only: bool = False,
+) -> dict[str, Any] | None:
   """Runs everything that the config asks for.
 
   Args:
     config: The run's config; written to the run folder.
     settings: Resolved from it.
+    cold_start_only: End after the cold start and its evaluation.
 
   Returns:
-    The summary, also written to summary.json; None when interrupted.
+    The summary, also written to summary.json; None when interrupted, or
+    when RL was left out.
+
+  Raises:
+    RunError: the folder belongs to another run, or a part cannot be built.
   """
   started = time.monotonic()
   run_dir = pathlib.Path(settings.run_dir)
   run_dir.mkdir(parents=True, exist_ok=True)
-  config_lib.save(config, run_dir / 'config.json')
-  parts = build(settings)
+  _claim(run_dir, config)
+  try:
+    parts = build(settings)
+  except ValueError as error:
+    raise RunError(str(error)) from error
   print(f'run folder {run_dir}, seed {settings.seed}')
   print(settings_lib.describe(settings))
   print(parts.protection(), flush=True)
   try:
     with stop_on_signals(parts.stop), metrics_lib.CompileCounter() as compiles:
-      results = _stages(parts, config, compiles)
+      results = _stages(parts, config, compiles, cold_start_only)
   except Interrupted:
     print(
         f'Saved in {run_dir}. To go on, run the same command again.', flush=True
@@ -82,11 +99,29 @@ def run(config: Mapping[str, Any], settings: Settings) -> dict[str, Any] | None:
     return None
   finally:
     parts.close()
+  if cold_start_only:
+    print(table(results, settings.eval.final_problems))
+    return None
   return _summary(settings, results, time.monotonic() - started)
 
 
+def _claim(run_dir: pathlib.Path, config: Mapping[str, Any]) -> None:
+  """Writes the config, unless the folder holds what another one began."""
+  path = run_dir / 'config.json'
+  if path.exists():
+    saved = json.loads(path.read_text(encoding='utf-8'))
+    lines = config_lib.differences(saved, config)
+    if lines:
+      raise RunError(
+          f'{run_dir} belongs to a run with another config:\n  '
+          + '\n  '.join(lines)
+          + '\nRestore these values, or choose another run_dir.'
+      )
+  config_lib.save(config, path)
+
+
 def _stages(
-    parts: Parts, config: Mapping[str, Any], compiles
+    parts: Parts, config: Mapping[str, Any], compiles, cold_start_only: bool
 ) -> dict[str, ArmResult]:
   """Runs the stages in order; finished ones are read back."""
   settings = parts.settings
@@ -95,11 +130,13 @@ def _stages(
   trainer = Trainer(parts)
   sft = settings.sft
   if sft.exercise_steps + sft.steps:
-    params = ColdStart(parts, config).run()
+    params = ColdStart(parts, config, compiles).run()
     start = lambda: params
     results['cold start'] = _untrained(
         trainer, 'cold_start_evaluation', config, compiles
     ).run(start)
+  if cold_start_only:
+    return results
   if settings.train.iterations:
     arm = Arm(trainer, 'rl', parts.engine, config, compiles)
     results['after RL'] = arm.run(start)

@@ -19,7 +19,7 @@ from typing import Any
 from agent_rl_jax.rollout.engine import Interrupted
 from agent_rl_jax.train.checkpoint import Checkpoints
 from agent_rl_jax.train.report.progress import Progress
-from agent_rl_jax.train.report.writers import make_metric_writers
+from agent_rl_jax.train.report.writers import make_metric_writers, read_jsonl
 from agent_rl_jax.train.settings import Settings
 
 
@@ -105,6 +105,18 @@ class Stage:
     self.step += 1
     self._writers.write(self.step, metrics)
     self._progress.update(self.step, metrics)
+
+  def note(self, metrics: Mapping[str, float]) -> None:
+    """Adds to the log of the step that was closed last."""
+    self._writers.write(self.step, metrics)
+
+  def noted(self, name: str) -> bool:
+    """Whether the log of the last step holds the metric `name`."""
+    path = self.folder / 'metrics.jsonl'
+    return any(
+        record['step'] == self.step and name in record
+        for record in read_jsonl(path)
+    )
 
   def save(
       self, state: Any, host: Mapping[str, Any], force: bool = False

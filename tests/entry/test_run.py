@@ -1,6 +1,7 @@
 """The whole run in one process: nothing compiles after warm-up; meshes agree."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_rl_jax.train import arm as arm_lib
-from agent_rl_jax.train import pack, parts, run, settings, update
+from agent_rl_jax.train import pack, parts, playback, run, settings, update
 from configs import base
 from tests.entry import runner
 
@@ -27,6 +28,13 @@ def erratic_tools(monkeypatch):
 
 def _run(config):
   return run.run(config, settings.resolve(config, base.get_config()))
+
+
+def _type(lines, prompt):
+  del prompt
+  if not lines:
+    raise EOFError
+  return lines.pop()
 
 
 def _lines(folder, stage='rl'):
@@ -59,13 +67,17 @@ def test_nothing_compiles_after_warm_up(tmp_path, monkeypatch):
 
   monkeypatch.setattr(arm_lib.Arm, '_account', stop_in_the_middle)
   assert _run(config) is None  # interrupted
-  assert len(_lines(tmp_path)) == 3
+  assert _lines(tmp_path)[-1]['step'] == 3
   monkeypatch.setattr(arm_lib.Arm, '_account', account)
   assert _run(config) is not None
   lines = _lines(tmp_path)
-  assert [line['step'] for line in lines] == [1, 2, 3, 4, 5, 6]
+  # An evaluation is a line of its own, after the one of its iteration.
+  assert [line['step'] for line in lines] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+  assert [line['step'] for line in lines if 'eval/accuracy' in line] == [
+      2, 4, 6
+  ]  # fmt: skip
+  lines = [line for line in lines if 'eval/accuracy' not in line]
   assert used == {80, 160}
-  assert sum('eval/accuracy' in line for line in lines) == 3
   assert {line['compile/after_warm_up'] for line in lines} == {0.0}
 
 
@@ -102,3 +114,38 @@ def test_without_enough_devices_the_run_says_so(tmp_path):
   resolved = settings.resolve(config, base.get_config())
   with pytest.raises(ValueError, match='needs 16 devices but 8'):
     run.run(config, dataclasses.replace(resolved))
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_read_back_scored_and_played(tmp_path, capsys):
+  config = runner.tiny(tmp_path)
+  config.sft.exercise_steps, config.sft.steps = 1, 0
+  config.sft.pack_len = (256,)
+  config.train.iterations = 1
+  config.train.pack_len = (160,)
+  config.eval.every = 0
+  config.eval.final_problems = 4
+  config.eval.without_tool = True
+  summary = _run(config)
+  assert set(summary['accuracy']) == {'cold start', 'after RL', 'text only'}
+  for name in ('config.json', 'summary.json', 'curves.png', 'tokenizer.model'):
+    assert (tmp_path / name).stat().st_size > 0
+  pages = sorted(p.name for p in (tmp_path / 'rl/trajectories').iterdir())
+  assert 'final.html' in pages and 'iteration_000001.html' in pages
+  # Running it again trains nothing and finds the same figures.
+  again = _run(config)
+  assert again['accuracy'] == summary['accuracy']
+  capsys.readouterr()
+
+  for stage in ('rl', 'cold_start', 'without_tool'):
+    with playback.load(str(tmp_path), base.get_config(), stage) as loaded:
+      metrics = playback.score_checkpoint(loaded, problems=4)
+      assert 0 <= metrics['episode/accuracy'] <= 1
+      lines = ['', 'Tom has 3 apples. How many apples has Tom?']
+      playback.play(loaded, read=functools.partial(_type, lines))
+  shown = capsys.readouterr().out
+  assert shown.count('agent:') >= 6 and '(right:' in shown
+  with pytest.raises(FileNotFoundError, match="no stage 'critic'; it has"):
+    playback.load(str(tmp_path), base.get_config(), 'critic')
+  with pytest.raises(FileNotFoundError, match='is no run folder'):
+    playback.load(str(tmp_path / 'rl'), base.get_config(), 'rl')

@@ -80,7 +80,6 @@ def test_episode_metrics_by_hand():
       'tools/success_rate': 2 / 3,
       'time/tool_latency_mean': 0.2,
       'time/tool_latency_max': 7.0,
-      'group/zero_variance': 0.5,
       'status/done': 0.5,
       'status/max_turns': 0.25,
       'status/max_tokens': 0.0,

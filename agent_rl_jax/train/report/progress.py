@@ -16,7 +16,7 @@ import tqdm
 SHOWN = {
     'reward': ('reward/total', '{:.2f}'),
     'accuracy': ('episode/accuracy', '{:.2f}'),
-    'loss': ('loss/total', '{:.3f}'),
+    'loss': ('train/loss', '{:.3f}'),
     'tok/s': ('time/tokens_per_second', '{:.0f}'),
 }
 
