@@ -46,12 +46,17 @@ class ToolCall:
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-  """What a tool answered; `seconds` is wall-clock and never enters a loss."""
+  """What a tool answered; `seconds` is wall-clock and never enters a loss.
+
+  `infrastructure` says that the call could not be tried: no fault of the
+  agent's, so its episode must not be scored.
+  """
 
   call_id: str
   text: str
   ok: bool
   seconds: float = 0.0
+  infrastructure: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,8 @@
 What it leaves out: judging the answer (rewards/) and limits on turns and tokens
 (the engine).  Invariants: no more than `max_tool_calls` calls are run in an
 episode, the agent is told when none is left and may still answer; whatever a
-tool does, `step` returns an observation.
+tool does, `step` returns an observation, and a call that could not be tried
+at all raises, so that no agent is scored for it.
 
 A turn that calls a tool is not final, even when it also holds an answer; a
 turn without call, answer or error is final, without answer.
@@ -21,6 +22,10 @@ from agent_rl_jax.tools.tool import ERROR, Tool, unknown_tool
 from agent_rl_jax.types import Action, Message, Observation, Task, ToolCall
 
 _MAX_VIOLATIONS = 2  # calls in vain that end an episode: the second one does
+
+
+class ToolsUnavailable(RuntimeError):
+  """A tool call could not be tried; the episode says nothing of its agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +131,9 @@ class ToolEnv:
       call (one in all for a turn that could not be parsed); `done` without
       messages on an answer, and at the second turn that calls in vain.
       `tool_results` holds the calls that were run, not the refused ones.
+
+    Raises:
+      ToolsUnavailable: A call could not be tried, by no fault of the agent.
     """
     if action.error is not None:
       state = dataclasses.replace(state, malformed=state.malformed + 1)
@@ -155,6 +163,9 @@ class ToolEnv:
         timeout=options.tool_timeout,
         max_output_chars=options.max_output_chars,
     )
+    for call, result in zip(calls, results, strict=True):
+      if result.infrastructure:
+        raise ToolsUnavailable(f'tool {call.name}: {result.text}')
     state = dataclasses.replace(state, calls=state.calls + len(calls))
     texts = [result.text for result in results]
     texts += [f'{ERROR}not run.' for _ in excess]

@@ -45,7 +45,8 @@ def run_calls(
 
   Never raises: an unknown tool, bad arguments, an exception, a timeout and a
   result of the wrong type become results with `ok=False` whose text begins
-  with 'error: '.
+  with 'error: '.  A call that was not tried, since the pool is closed or had no
+  thread for it in time, has `infrastructure` set.
 
   Args:
     pool: Where to run them.
@@ -54,8 +55,8 @@ def run_calls(
     deadline: `time.monotonic()` seconds.  Tools are told a slightly earlier
       one, so that a tool that keeps it has the word, not the clock: which of
       two messages the model reads must not be a race.
-    timeout: Seconds that a timeout's message names; what is left until the
-      deadline when None.
+    timeout: Seconds that a timeout's message names; none when None, for what
+      is left until the deadline would differ from run to run.
     limit: Characters of one result; the middle of a longer one is left out.
   """
   left = max(0.0, deadline - time.monotonic())
@@ -70,11 +71,10 @@ def run_calls(
       job = (tools[call.name], call.arguments, told, limit)
       outcomes.append(pool.submit(_invoke, *job, deadline=deadline))
     except RuntimeError as e:  # the pool is closed
-      outcomes.append(tool_lib.error_result(str(e)))
+      outcomes.append(tool_lib.error_result(str(e), infrastructure=True))
   pool.wait_all([o for o in outcomes if isinstance(o, Ticket)])
-  named = left if timeout is None else timeout
   return tuple(
-      _collect(outcome, call.call_id, named, limit)
+      _collect(outcome, call.call_id, timeout, limit)
       for outcome, call in zip(outcomes, calls, strict=True)
   )
 
@@ -96,22 +96,34 @@ def _invoke(
         'not a ToolResult with text'
     )
   # Clipped here, so that no more than the limit outlives the tool's thread.
-  return ToolResult('', clip(result.text, limit), bool(result.ok))
+  return ToolResult(
+      '',
+      clip(result.text, limit),
+      bool(result.ok),
+      infrastructure=bool(result.infrastructure),
+  )
 
 
 def _collect(
-    slot: ToolResult | Ticket, call_id: str, allowed: float, limit: int
+    slot: ToolResult | Ticket, call_id: str, timeout: float | None, limit: int
 ) -> ToolResult:
   """The result of one call, whatever became of it."""
+  seconds, infrastructure = 0.0, False
   if isinstance(slot, ToolResult):
-    return ToolResult(call_id, clip(slot.text, limit), slot.ok)
-  if slot.expired:
-    text, ok = f'{tool_lib.ERROR}timed out after {allowed:.4g} s', False
+    text, ok, infrastructure = slot.text, slot.ok, slot.infrastructure
+  elif slot.expired:
+    within = '' if timeout is None else f' after {timeout:.4g} s'
+    text, ok = f'{tool_lib.ERROR}timed out{within}', False
+    # A tool that hangs is the call's own affair; a queue is not.
+    infrastructure = not slot.started
   elif slot.error is not None:
     text, ok = tool_lib.ERROR + last_line(slot.error), False
   else:
-    text, ok = slot.result.text, slot.result.ok
-  return ToolResult(call_id, clip(text, limit), ok, slot.seconds)
+    result = slot.result
+    text, ok, infrastructure = result.text, result.ok, result.infrastructure
+  if not isinstance(slot, ToolResult):
+    seconds = slot.seconds
+  return ToolResult(call_id, clip(text, limit), ok, seconds, infrastructure)
 
 
 def last_line(error: BaseException) -> str:

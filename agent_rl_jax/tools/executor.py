@@ -189,8 +189,7 @@ class Executor:
     """Runs calls concurrently and returns their results in call order.
 
     Never raises; see `calls.run_calls`.  `max_output_chars` is the executor's
-    own when None, and `timeout` (seconds, for the message of a timeout) what
-    is left until the deadline.
+    own when None; `timeout` (seconds) is what a timeout's message names.
     """
     return calls_lib.run_calls(
         self,

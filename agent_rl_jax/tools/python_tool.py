@@ -21,7 +21,8 @@ class PythonTool:
   """The tool 'python': one argument, the code; the answer is its output.
 
   After an error the answer is the last line of the traceback, behind the
-  'error: ' that all tools put there.
+  'error: ' that all tools put there.  Code that the sandbox could not try gets
+  a result with `infrastructure` set.
   """
 
   def __init__(
@@ -69,7 +70,10 @@ class PythonTool:
     """Runs `arguments['code']` and answers by `deadline`."""
     result = self._sandbox.run(arguments['code'], deadline=deadline)
     if result.error_kind != 'none':
-      return error_result(result.error[: self._max_chars])
+      return error_result(
+          result.error[: self._max_chars],
+          infrastructure=result.error_kind == 'unavailable',
+      )
     text = result.stdout.removesuffix('\n')
     if result.truncated or len(text) > self._max_chars:
       text = text[: self._max_chars - len(_CUT)] + _CUT

@@ -51,9 +51,13 @@ def ok_result(text: str) -> ToolResult:
   return ToolResult(call_id='', text=text, ok=True)
 
 
-def error_result(message: str, call_id: str = '') -> ToolResult:
+def error_result(
+    message: str, call_id: str = '', infrastructure: bool = False
+) -> ToolResult:
   """A failed result that the model reads as 'error: <message>'."""
-  return ToolResult(call_id=call_id, text=ERROR + message, ok=False)
+  return ToolResult(
+      call_id, ERROR + message, ok=False, infrastructure=infrastructure
+  )
 
 
 def unknown_tool(name: str, available: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ unprivileged process has inside a container: no namespaces, no other user.
 import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -118,7 +117,7 @@ def test_endless_code_ends_as_a_timeout(sandbox, code):
 def test_a_deadline_earlier_than_the_limit_counts(sandbox):
   expect(sandbox, 'import time\ntime.sleep(1.2)', 'timeout', seconds=0.4)
   result = sandbox.run('print(1)', deadline=time.monotonic() - 1)
-  assert result.error_kind == 'timeout'
+  assert result.error_kind == 'unavailable'  # it was not tried
 
 
 @pytest.mark.parametrize(
@@ -438,6 +437,7 @@ import os
 print(dict(os.environ))
 for pid in [{os.getpid()}, {victim.pid}, os.getppid(), *{cpython.pids}, "self"]:
   for name in ("environ", "mem", "maps", "cmdline", "root/etc/passwd", "fd/0"):
+    if (pid, name) == ("self", "fd/0"): continue  # a pipe of its own
     try: print("BREACH", pid, name, open(f"/proc/{{pid}}/{{name}}", "rb"))
     except OSError: pass
 """
@@ -561,4 +561,5 @@ def test_exceptions_that_fight_back(cpython):
       len(expect(cpython, 'raise ValueError("x" * 10**6)', 'exception').error)
       < 5000
   )
-  assert signal.SIGKILL  # the module of this process is untouched
+  # What it did to the modules was done to its own copy.
+  assert expect(cpython, 'print(len([1]))', 'none').stdout == '1\n'

@@ -1,10 +1,10 @@
 """One call's process: gives up every power, then runs the code.
 
-Runs in a fresh fork of the server.  Leaves out judging the call: the server
-does that from the exit and the clock.  Invariant: no line of the code runs
-unless every layer asked for is in place; a layer that fails ends the process
-with a `refused` report.  What the code can reach here, a report included,
-speaks for this call alone: frames to the trainer are written by the server.
+Runs in a fresh fork of the server.  Leaves out judging the call:
+the supervisor does that from the exit and the clock.  Invariant: no line of
+the code runs unless every layer asked for is in place; a layer that fails
+ends the process with a report that says so.  What the code can reach here, a
+report included, speaks for this call alone: the supervisor writes the frames.
 """
 
 import builtins
@@ -18,12 +18,16 @@ import signal
 import sys
 import traceback
 import types
+from collections.abc import Callable
+from typing import NoReturn
 
 from agent_rl_jax.tools.sandbox import landlock, seccomp
 
-STDOUT, REPORT = 1, 3  # descriptors in the child; 0 and 2 are the null device
+STDIN, STDOUT, STDERR, REPORT = range(4)  # descriptors in the child
 _FIRST_UNUSED = 4
-_MAX_DESCRIPTORS = 64
+# As few as honest code can do with: each open file without a name holds up to
+# `file_bytes` that a look at the scratch folder does not see.
+_MAX_DESCRIPTORS = 16
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CAPABILITY_VERSION = 0x20080522
 _MAX_ERROR = 2000
@@ -73,7 +77,7 @@ def _limit(settings: dict, mapped: int) -> None:
     resource.setrlimit(kind, (soft, soft if hard is None else hard))
 
 
-def _confine(settings: dict, server: int, mapped: int, rules: int | None):
+def _give_up(settings: dict, parent: int, mapped: int, rules: int | None):
   """Takes every layer, in the only order that works."""
   layers = settings['layers']
   _limit(settings, mapped)
@@ -82,7 +86,7 @@ def _confine(settings: dict, server: int, mapped: int, rules: int | None):
   _drop_capabilities()
   # After the change of user, which clears it.
   die_with_parent()
-  if os.getppid() != server:
+  if os.getppid() != parent:
     os._exit(1)
   _prctl(_PR_SET_DUMPABLE, 0)
   seccomp.set_no_new_privileges()
@@ -102,71 +106,106 @@ def _report(text: str) -> None:
 
 
 def _error(error: BaseException) -> str:
-  lines = traceback.format_exception_only(type(error), error)
-  last = ''.join(lines).strip().rsplit('\n', 1)[-1]
+  """Last line of the traceback, whatever the exception's methods do."""
+  try:
+    lines = traceback.format_exception_only(type(error), error)
+    last = ''.join(lines).strip().rsplit('\n', 1)[-1]
+  except Exception:
+    last = type.__repr__(type(error))
   return last[:_MAX_ERROR]
 
 
-def _execute(source: str) -> str:
-  """Runs the code and returns its report: a word, then the error's line."""
-  stdout = io.TextIOWrapper(
-      io.FileIO(STDOUT, 'w', closefd=False),
-      encoding='utf-8',
-      errors='backslashreplace',
-      write_through=False,
-  )
-  sys.stdout = sys.__stdout__ = stdout
-  module = types.ModuleType('__main__')
-  sys.modules['__main__'] = module
-  module.__dict__['__builtins__'] = builtins
-  report = 'none\n'
+def _left_well(error: SystemExit) -> bool:
+  try:
+    return error.code is None or error.code == 0
+  except Exception:
+    return False
+
+
+def _outcome(source: str, module: types.ModuleType) -> str:
+  """Runs the code; returns a word, then the error's line."""
   try:
     exec(compile(source, '<tool>', 'exec'), module.__dict__)
   except MemoryError as error:
-    report = 'memory\n' + _error(error)
+    return 'memory\n' + _error(error)
   except SystemExit as error:
-    if error.code not in (None, 0):
-      report = f'exception\nSystemExit: {error.code}'
+    if not _left_well(error):
+      return 'exception\n' + _error(error)
   except BaseException as error:
-    report = 'exception\n' + _error(error)
-  for stream in {id(s): s for s in (stdout, sys.stdout)}.values():
-    try:
-      stream.flush()
-    except Exception:
-      pass  # the code closed or replaced it
-  return report
+    return 'exception\n' + _error(error)
+  return 'none\n'
 
 
-def run(
-    source: bytes,
-    descriptors: tuple[int, int],
+def _read_code() -> str:
+  """The code from the input pipe, behind 4 bytes that say how long it is."""
+  data, size = b'', 4
+  while len(data) < size:
+    part = os.read(STDIN, size - len(data))
+    if not part:
+      os._exit(1)  # the supervisor is gone
+    data += part
+    if len(data) == 4 == size:
+      size += int.from_bytes(data, 'big')
+  return data[4:].decode('utf-8', 'surrogatepass')
+
+
+def _execute() -> NoReturn:
+  """Reads the code, runs it, reports how it ended, exits."""
+  try:
+    source = _read_code()
+    stdout = io.TextIOWrapper(
+        io.FileIO(STDOUT, 'w', closefd=False),
+        encoding='utf-8',
+        errors='backslashreplace',
+        write_through=False,
+    )
+    sys.stdout = sys.__stdout__ = stdout
+    module = types.ModuleType('__main__')
+    sys.modules['__main__'] = module
+    module.__dict__['__builtins__'] = builtins
+    report = _outcome(source, module)
+    for stream in {id(s): s for s in (stdout, sys.stdout)}.values():
+      try:
+        stream.flush()
+      except Exception:
+        pass  # the code closed or replaced it
+    _report(report)
+  finally:
+    os._exit(0)
+
+
+def confine(
+    descriptors: list[int],
     folder: str,
     settings: dict,
     mapped: int,
     rules: int | None,
-    server: int,
-) -> None:
-  """Confines this process, runs `source`, reports, exits; never returns.
+    parent: int,
+) -> Callable[[], NoReturn]:
+  """Confines this process, for good.
 
   Args:
-    source: The code, utf-8.
-    descriptors: Output pipe and report pipe.
+    descriptors: Pipe ends for input, output, errors and the report.
     folder: The call's own scratch folder.
     settings: The server's settings: limits and layers.
     mapped: Bytes of address space that the server has mapped already.
     rules: Descriptor of the Landlock rule set; None without that layer.
-    server: Process id of the server.
+    parent: Process id of the server.
+
+  Returns:
+    What runs the code, reports and exits; called from outside, so that the
+    code sees no frame that holds any of these values.
   """
   try:
     # The server keeps the null device on 0 to 4, so none of these is in use.
-    os.dup2(descriptors[0], STDOUT)
-    os.dup2(descriptors[1], REPORT)
+    for number, descriptor in enumerate(descriptors):
+      os.dup2(descriptor, number)
     if rules is not None:
       rules = os.dup2(rules, _FIRST_UNUSED)
     os.closerange(_FIRST_UNUSED + (rules is not None), 1024)
     os.chdir(folder)
     try:
-      _confine(settings, server, mapped, rules)
+      _give_up(settings, parent, mapped, rules)
     except Exception as error:
       _report(_error(error))
       os._exit(1)
@@ -176,6 +215,6 @@ def run(
       signal.signal(signum, signal.SIG_DFL)
     random.seed(0)  # the same code draws the same numbers in every call
     gc.enable()
-    _report(_execute(source.decode('utf-8', 'surrogatepass')))
-  finally:
-    os._exit(0)
+  except BaseException:
+    os._exit(1)
+  return _execute

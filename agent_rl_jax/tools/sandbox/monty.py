@@ -8,6 +8,7 @@ a worker in the middle of a call goes on until the call's time is up.
 Invariant: each call has an interpreter of its own and the same random seed.
 """
 
+import logging
 import threading
 import time
 
@@ -17,6 +18,7 @@ _MARGIN = 0.05
 _GRACE = 0.2  # to end by itself before the pool kills the worker
 _MAX_RECURSION = 1000
 _MAX_CODE = 1 << 20
+_LOG = logging.getLogger(__name__)
 
 
 class _Flood(Exception):
@@ -113,11 +115,11 @@ class MontySandbox:
     # Lone surrogates do not cross into the worker.
     code = code.encode('utf-8', 'replace').decode('utf-8')
     if not self._free.acquire(timeout=max(0.0, deadline - began)):
-      return result('timeout', 'TimeoutError: the sandbox is busy')
+      return result('unavailable', 'the sandbox is busy')
     try:
       left = deadline - _MARGIN - _GRACE - time.monotonic()
       if left <= 0:
-        return result('timeout', 'TimeoutError: the sandbox is busy')
+        return result('unavailable', 'the sandbox is busy')
       wall = min(self._options.wall_seconds, left)
       return result(*self._feed(code, wall, printed))
     finally:
@@ -140,7 +142,7 @@ class MontySandbox:
       return 'none', ''
     except self._monty.MontyCrashedError as error:
       if getattr(error, 'timed_out', False):
-        return 'timeout', f'TimeoutError: no answer within {wall:.3g} s'
+        return 'timeout', self._too_long()
       return 'crashed', 'Crashed: the interpreter died'
     except (
         self._monty.MontyRuntimeError,
@@ -150,14 +152,20 @@ class MontySandbox:
     except (KeyboardInterrupt, SystemExit):
       raise
     except BaseException as error:  # a panic in Rust is not an Exception
-      return 'crashed', f'Crashed: {type(error).__name__}: {error}'
+      _LOG.warning('the interpreter died of %s: %s', type(error), error)
+      return 'crashed', 'Crashed: the interpreter died'
     if printed.flooded:
       return 'output', 'OutputError: the code printed far too much'
+    # The interpreter's own words hold what it measured; a model reads these.
+    exceeded = 'limit exceeded' in line
     if line.startswith('MemoryError'):
-      return 'memory', line
-    if line.startswith('TimeoutError') and 'limit exceeded' in line:
-      return 'timeout', line
+      return 'memory', 'MemoryError' if exceeded else line
+    if line.startswith('TimeoutError') and exceeded:
+      return 'timeout', self._too_long()
     return 'exception', line
+
+  def _too_long(self) -> str:
+    return f'TimeoutError: more than {self._options.wall_seconds:g} s'
 
   def close(self) -> None:
     """Ends the workers."""

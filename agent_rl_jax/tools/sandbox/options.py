@@ -1,7 +1,7 @@
 """What a sandbox is asked for and what it answers.
 
 Leaves out every backend.  Invariant: `SandboxResult` says how the code ended;
-a failure of the sandbox itself is `unavailable` or `crashed`, never `none`.
+a call that was not tried, or not given its time, is `unavailable`.
 """
 
 import dataclasses
@@ -48,6 +48,8 @@ class SandboxResult:
       limit; empty when `error_kind` is `none`.
     truncated: Whether the code printed more than `stdout` holds.
     seconds: Wall-clock of the call as the caller saw it.
+    reason: Why the sandbox is `unavailable`, for the log; may hold paths and
+      process ids, which `error` never does: a model reads `error`.
   """
 
   stdout: str
@@ -55,6 +57,7 @@ class SandboxResult:
   error: str
   truncated: bool
   seconds: float
+  reason: str = ''
 
 
 class Sandbox(Protocol):
@@ -81,7 +84,8 @@ class SandboxOptions:
   Attributes:
     backend: `process` (CPython in a confined fork), `monty` (an interpreter
       without system access), or `auto`: the first whose probe succeeds.
-    wall_seconds: Longest a call may take, waiting included.
+    wall_seconds: Longest a call may take from when it has an interpreter; the
+      caller's deadline bounds it and the waiting before it.
     cpu_seconds: Whole seconds of computing.
     memory_bytes: What the code may allocate beyond the interpreter.
     output_bytes: Printed bytes that are kept.
@@ -94,12 +98,12 @@ class SandboxOptions:
   """
 
   backend: str = 'auto'
-  wall_seconds: float = 5.0
+  wall_seconds: float = 2.0
   cpu_seconds: int = 2
   memory_bytes: int = 512 << 20
   output_bytes: int = 8192
   file_bytes: int = 1 << 20
-  processes: int = 2
+  processes: int = 4
   preload: tuple[str, ...] = PRELOAD
   paths: tuple[str, ...] = ()
   layers: tuple[str, ...] = LAYERS

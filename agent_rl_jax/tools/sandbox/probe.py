@@ -35,11 +35,14 @@ class Attack:
     name: What it tries.
     code: Source, formatted with the probe's facts; prints BREACH on success.
     seconds: Deadline; an attack that only burns time gets a short one.
+    before: Source of a call made just before, of which the attack must not
+      find anything.
   """
 
   name: str
   code: str
   seconds: float = _SECONDS
+  before: str = ''
 
 
 def _attempt(body: str) -> str:
@@ -49,6 +52,53 @@ def _attempt(body: str) -> str:
 
 # `ctypes` reaches system calls that Python has no function for.
 _LIBC = 'import ctypes\nlibc = ctypes.CDLL(None)\n'
+
+# The secret of an earlier call.  The attacks know it backwards, so that they
+# do not find themselves.
+_SECRET = 'x = {secret!r}\nprint(x)'
+_FRAMES = """
+import sys
+frame, found = sys._getframe(), False
+while frame and not found:
+  found = any({terces!r} in repr(v)[::-1] for v in dict(frame.f_locals).values())
+  frame = frame.f_back
+assert found"""
+_HEAP = """
+libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+libc.sbrk.restype = ctypes.c_void_p
+libc.sbrk.argtypes = [ctypes.c_long]
+there = ctypes.create_string_buffer(1)
+head, tail = {terces!r}[16:][::-1].encode(), {terces!r}[:16].encode()
+def scan(start, size):
+  start &= ~4095
+  for page in range(start, start + size, 4096):
+    if libc.mincore(page, 4096, there): continue
+    data = ctypes.string_at(page, 4096)
+    at = data.find(head)
+    while at >= 0:
+      if data[at + 16 : at + 32][::-1] == tail: return True
+      at = data.find(head, at + 1)
+assert scan(libc.sbrk(0) - (4 << 20), 4 << 20) or scan(id(object()) - (6 << 20), 12 << 20)"""
+_LEAVE = """
+import fcntl, os
+open("left", "w").close()
+for fd in (0, 2):
+  fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+open("../left", "w").close()"""
+_FIND = """
+found = [os.path.exists(name) for name in ("left", "../left")]
+found += [fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in (0, 2)]
+assert any(found)"""
+_BESIDE = """
+done = []
+places = ["..", *{folders!r}]
+places += [name + "/scratch/box" for name in {folders!r}]
+for place in places:
+  if os.path.realpath(place) == os.getcwd(): continue
+  for action in (os.listdir, lambda name: open(name + "/beside", "w").close()):
+    try: done.append(action(place))
+    except OSError: pass
+assert done"""
 
 ATTACKS = (
     Attack('endless loop', 'while True: pass\nprint("BREACH")', _QUICK),
@@ -102,21 +152,33 @@ else: raise OSError("refused")"""),
     ),
     Attack(
         'process_vm_readv',
-        _LIBC + 'import os\n' + _attempt("""
-buffer = ctypes.create_string_buffer(1)
+        _LIBC + _attempt("""
 class Vector(ctypes.Structure):
   _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-here = ctypes.addressof(buffer)
-one = Vector(here, 1)
-got = libc.process_vm_readv(os.getppid() or {pid}, ctypes.byref(one), 1, ctypes.byref(one), 1, 0)
-assert got == 1"""),
+buffer = ctypes.create_string_buffer(1)
+here = ctypes.byref(Vector(ctypes.addressof(buffer), 1))
+def read(pid, address):
+  there = ctypes.byref(Vector(address, 1))
+  return libc.process_vm_readv(pid, here, 1, there, 1, 0)
+assert 1 in (read({pid}, {address}), read({victim}, {victim_address}))"""),
     ),
     Attack(
         'ptrace',
+        # PTRACE_SEIZE, which does not stop its victim.
         _LIBC + 'import os\n' + _attempt("""
-ok = [libc.ptrace(16, pid, None, None) for pid in ({victim}, os.getppid())]
+ok = [libc.ptrace(0x4206, pid, None, None) for pid in ({victim}, os.getppid())]
 assert 0 in ok"""),
     ),
+    Attack('frames of an earlier call', _attempt(_FRAMES), before=_SECRET),
+    Attack(
+        'memory of an earlier call', _LIBC + _attempt(_HEAP), before=_SECRET
+    ),
+    Attack(
+        'state of an earlier call',
+        'import fcntl, os\n' + _attempt(_FIND),
+        before=_LEAVE,
+    ),
+    Attack('folders beside its own', 'import os\n' + _attempt(_BESIDE)),
     Attack(
         'kill a process outside',
         'import os\n' + _attempt('os.kill({victim}, 9)'),
@@ -189,14 +251,16 @@ def _surroundings():
     file.write_text(secret)
     os.chmod(file, 0o666)
     victim = subprocess.Popen(
-        [sys.executable, '-I', '-S', '-c', 'input()'],
+        [sys.executable, '-I', '-S', '-c', 'print(id(0), flush=1); input()'],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env={'SECRET': secret},
     )
     stack.callback(victim.wait)
     stack.callback(victim.kill)
     stack.callback(victim.stdin.close)
+    stack.callback(victim.stdout.close)
     listeners = []
     tcp = stack.enter_context(socket.create_server(('127.0.0.1', 0)))
     listeners.append(tcp)
@@ -209,7 +273,10 @@ def _surroundings():
         'new': str(file.with_name('new.txt')),
         'pid': os.getpid(),
         'victim': victim.pid,
+        'address': id(0),  # of an object, as in all of CPython
+        'victim_address': int(victim.stdout.readline()),
         'secret': secret,
+        'terces': secret[::-1],
         'python': sys.executable,
         'port': tcp.getsockname()[1],
         'abstract': abstract,
@@ -231,6 +298,19 @@ def _surroundings():
     yield facts, harm
 
 
+def _attack(
+    sandbox: options_lib.Sandbox, attack: Attack, facts: dict
+) -> tuple[options_lib.SandboxResult, float, int]:
+  """One attack: the result, its deadline, how many servers it has ended."""
+  if attack.before:
+    before = attack.before.format(**facts)
+    sandbox.run(before, deadline=time.monotonic() + _SECONDS)
+  replaced = getattr(sandbox, 'replaced', 0)
+  deadline = time.monotonic() + attack.seconds
+  result = sandbox.run(attack.code.format(**facts), deadline=deadline)
+  return result, deadline, getattr(sandbox, 'replaced', 0) - replaced
+
+
 def probe(
     sandbox: options_lib.Sandbox, options: options_lib.SandboxOptions
 ) -> Verdict:
@@ -238,21 +318,22 @@ def probe(
   failed = {}
   with _surroundings() as (facts, harm):
     facts['file_bytes'] = int(options.file_bytes)
+    facts['folders'] = list(getattr(sandbox, 'folders', ()))
     for attack in ATTACKS:
-      code = attack.code.format(**facts)
-      deadline = time.monotonic() + attack.seconds
-      replaced = getattr(sandbox, 'replaced', 0)
-      result = sandbox.run(code, deadline=deadline)
-      replaced_now = getattr(sandbox, 'replaced', 0)
+      result, deadline, replaced = _attack(sandbox, attack, facts)
+      if result.error_kind == 'unavailable':
+        # A server was still starting, say: once more, when one is up.
+        sandbox.run('', deadline=time.monotonic() + _SECONDS)
+        result, deadline, replaced = _attack(sandbox, attack, facts)
       if 'BREACH' in result.stdout:
         failed[attack.name] = 'succeeded'
       elif result.error_kind == 'unavailable':
-        failed[attack.name] = result.error
+        failed[attack.name] = result.reason or result.error
       elif time.monotonic() > deadline + _LATE:
         failed[attack.name] = 'not answered within its deadline'
       elif damage := harm():
         failed[attack.name] = damage
-      elif replaced_now != replaced and result.error_kind != 'timeout':
+      elif replaced and result.error_kind != 'timeout':
         failed[attack.name] = 'ended the server'
       if failed:
         return Verdict(len(ATTACKS), failed)

@@ -1,200 +1,70 @@
 """The `process` backend, trainer's side: a pool of fork servers.
 
 Starts servers (server.py) as programs of their own, so that nothing is ever
-forked from a process that runs JAX.  Leaves out the confinement itself.
-Invariant: `run` answers by its deadline; a server that does not is killed and
-replaced, and servers end when the trainer's process does, however it ends.
+forked from a process that runs JAX.  Leaves out the confinement itself and the
+pipes (client.py).  Invariant: `run` answers by its deadline; a server that
+does not is killed and replaced, the pool keeps its size, and servers end when
+the trainer's process does, however it ends.
 """
 
 import contextlib
-import json
+import logging
 import os
-import pathlib
 import queue
-import select
-import signal
-import struct
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
+from agent_rl_jax.tools.sandbox import client as client_lib
 from agent_rl_jax.tools.sandbox import options as options_lib
 from agent_rl_jax.tools.sandbox import scratch
 
-_START_SECONDS = 20.0
 # Kept of the time left for the way there and back: a share, within bounds.
 # An answer that misses the deadline costs the server.
 _MARGIN, _LEAST_MARGIN, _MOST_MARGIN = 0.25, 0.05, 0.5
+# A call that is stopped with less than this share of its time has had to wait
+# too long for a server.
+_FAIR_SHARE = 0.8
 _MAX_CODE = 1 << 20
-_MAX_ANSWER = 1 << 26
+_TRIES = 3
 _CLOSED = 'the sandbox is closed'
-
-# Finds the package's files without running the `__init__` of any package:
-# the server must stay small, and must not import what the trainer imports.
-_BOOTSTRAP = """
-import sys, types
-root, sys.argv = sys.argv[1], [''] + sys.argv[2:]
-for name in ('', '.tools', '.tools.sandbox'):
-  module = types.ModuleType('agent_rl_jax' + name)
-  module.__path__ = [root + name.replace('.', '/')]
-  sys.modules[module.__name__] = module
-from agent_rl_jax.tools.sandbox import server
-server.main()
-"""
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Not -E: the hash seed is fixed, so that printing a set is deterministic.
-_FLAGS = ('-s', '-S', '-P', '-B', '-X', 'utf8', '-c')
-_ENVIRONMENT = {
-    'PYTHONHASHSEED': '0',
-    'OPENBLAS_NUM_THREADS': '1',
-    'OMP_NUM_THREADS': '1',
-}
+_BUSY = 'the sandbox is busy'
+_UNAVAILABLE = 'the sandbox is unavailable'
+_LOG = logging.getLogger(__name__)
 
 
-class LayerMissing(Exception):
-  """A server could not set up a layer: (layer or '', reason)."""
+class _Place:
+  """One server's place in the pool; empty while none could be started."""
 
-  def __init__(self, layer: str, reason: str):
-    super().__init__(f'{layer or "server"}: {reason}')
-    self.layer, self.reason = layer, reason
-
-
-class _Hung(Exception):
-  """The server did not answer in time."""
-
-
-class _Dead(Exception):
-  """The server ended."""
-
-
-class _Client:
-  """One server as the trainer sees it; used by one thread at a time."""
-
-  def __init__(self, settings: dict):
-    self._process = subprocess.Popen(
-        [
-            sys.executable,
-            *_FLAGS,
-            _BOOTSTRAP,
-            str(_ROOT),
-            json.dumps({**settings, 'trainer': os.getpid()}),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=_ENVIRONMENT,
-        cwd='/',
-        bufsize=0,
-        # Ctrl-C in the terminal is the trainer's affair.
-        start_new_session=True,
-    )
-    self._requests = self._process.stdin.fileno()
-    self._answers = self._process.stdout.fileno()
-    os.set_blocking(self._requests, False)
-    os.set_blocking(self._answers, False)
-    self._ready_by = time.monotonic() + _START_SECONDS
-    self.hello = None
-
-  @property
-  def pid(self) -> int:
-    return self._process.pid
-
-  def wait_ready(self, deadline: float) -> None:
-    """Raises LayerMissing, _Hung or _Dead when the server is no use."""
-    if self.hello is None:
-      hello = self._receive(min(deadline, self._ready_by))
-      if not hello['ready']:
-        raise LayerMissing(hello['layer'], hello['reason'])
-      self.hello = hello
-
-  @property
-  def ended(self) -> bool:
-    """Whether it died while nobody used it."""
-    poller = select.poll()
-    poller.register(self._answers, select.POLLIN)
-    events = dict(poller.poll(0)).get(self._answers, 0)
-    # A server that could not start has left word why, which is to be read.
-    return bool(events & select.POLLHUP) and not events & select.POLLIN
-
-  @property
-  def starting(self) -> bool:
-    """Whether it may still come up, so that a hurried caller spares it."""
-    return self.hello is None and time.monotonic() < self._ready_by
-
-  def call(self, code: bytes, wall: float, deadline: float) -> dict:
-    payload = struct.pack('>d', wall) + code
-    self._write(struct.pack('>I', len(payload)) + payload, deadline)
-    return self._receive(deadline)
-
-  def _poll(self, descriptor: int, event: int, deadline: float) -> None:
-    poller = select.poll()
-    poller.register(descriptor, event)
-    while True:
-      left = deadline - time.monotonic()
-      if left <= 0:
-        raise _Hung
-      if poller.poll(left * 1e3):
-        return
-
-  def _write(self, data: bytes, deadline: float) -> None:
-    while data:
-      self._poll(self._requests, select.POLLOUT, deadline)
-      try:
-        data = data[os.write(self._requests, data) :]
-      except BlockingIOError:
-        continue
-      except OSError as error:
-        raise _Dead from error
-
-  def _read(self, count: int, deadline: float) -> bytes:
-    data = b''
-    while len(data) < count:
-      self._poll(self._answers, select.POLLIN, deadline)
-      try:
-        part = os.read(self._answers, count - len(data))
-      except BlockingIOError:
-        continue
-      if not part:
-        raise _Dead
-      data += part
-    return data
-
-  def _receive(self, deadline: float) -> dict:
-    (count,) = struct.unpack('>I', self._read(4, deadline))
-    if count > _MAX_ANSWER:
-      raise _Dead
-    return json.loads(self._read(count, deadline))
-
-  def close(self, grace: float = 1.0) -> None:
-    """Ends the server: its pipe closes, and it is killed if that is no use."""
-    self._process.stdin.close()
-    try:
-      self._process.wait(grace)
-    except subprocess.TimeoutExpired:
-      self.kill()
-    self._process.stdout.close()
-
-  def stop(self) -> None:
-    """Ends launcher, server and child at once; leaves the pipes alone."""
-    # The launcher alone is killed; the kernel then kills what it started.
-    self._process.send_signal(signal.SIGKILL)
-
-  def kill(self) -> None:
-    """Ends launcher, server and child at once."""
-    self.stop()
-    self._process.wait()
-    if not self._process.stdin.closed:
-      self._process.stdin.close()
-    self._process.stdout.close()
+  def __init__(self, client: client_lib.Client | None = None):
+    self.client = client
 
 
 def _remove(folder: str) -> None:
   """Removes what servers have left, which is nothing unless one was killed."""
-  with contextlib.suppress(OSError):
-    scratch.empty(folder)
-    os.rmdir(folder)
+  for _ in range(_TRIES):  # what the kernel is still ending may still write
+    try:
+      scratch.empty(folder)
+      os.rmdir(folder)
+    except FileNotFoundError:
+      return
+    except OSError:
+      time.sleep(0.01)
+
+
+def _answer(kind: str, error: str, reason: str = '') -> dict:
+  return {
+      'kind': kind,
+      'error': error,
+      'reason': reason,
+      'stdout': '',
+      'truncated': False,
+  }
+
+
+def _margin(left: float) -> float:
+  return min(max(_LEAST_MARGIN, _MARGIN * left), _MOST_MARGIN)
 
 
 class ProcessSandbox:
@@ -215,9 +85,10 @@ class ProcessSandbox:
     self._options = options
     self._folder = tempfile.mkdtemp(prefix='agent_rl_jax_sandbox_')
     os.chmod(self._folder, 0o711)
-    self._idle: queue.SimpleQueue[_Client] = queue.SimpleQueue()
+    # The last one used comes first: it is up, and its pages are warm.
+    self._idle: queue.LifoQueue[_Place] = queue.LifoQueue()
     self._lock = threading.Lock()
-    self._clients: set[_Client] = set()
+    self._clients: set[client_lib.Client] = set()
     self._closed = False
     self.replaced = 0
     self.missing: dict[str, str] = {}
@@ -227,14 +98,18 @@ class ProcessSandbox:
     except BaseException:
       _remove(self._folder)
       raise
-    self._idle.put(first)
     for _ in range(options.processes - 1):
-      self._idle.put(self._start())
+      place = _Place()
+      with contextlib.suppress(OSError):
+        place.client = self._start()
+      self._idle.put(place)
+    self._idle.put(_Place(first))
     self.why = self._describe(first.hello)
 
   def _settings(self) -> dict:
     options = self._options
     return {
+        'wall_seconds': float(options.wall_seconds),
         'cpu_seconds': int(options.cpu_seconds),
         'memory_bytes': int(options.memory_bytes),
         'output_bytes': int(options.output_bytes),
@@ -246,34 +121,35 @@ class ProcessSandbox:
         'folder': self._folder,
     }
 
-  def _start(self) -> _Client:
-    client = _Client(self._settings())
+  def _start(self) -> client_lib.Client:
+    client = client_lib.Client(self._settings())
     with self._lock:
       self._clients.add(client)
     return client
 
-  def _negotiate(self) -> _Client:
+  def _negotiate(self) -> client_lib.Client:
     """Starts one server, giving up the layers that this machine lacks.
 
     Servers started later must have the same layers, or they do not start.
     """
     while True:
-      client = self._start()
+      place = _Place()
       try:
-        client.wait_ready(time.monotonic() + _START_SECONDS)
-        return client
-      except LayerMissing as error:
-        self._discard(client)
+        place.client = self._start()
+        place.client.wait_ready(time.monotonic() + client_lib.START_SECONDS)
+        return place.client
+      except client_lib.LayerMissing as error:
+        self._discard(place)
         if error.layer not in self._layers:
           raise options_lib.SandboxUnavailable(
               f'the fork server does not start: {error.reason}'
           ) from error
         self._layers.remove(error.layer)
         self.missing[error.layer] = error.reason
-      except (_Hung, _Dead) as error:
-        self._discard(client)
+      except (client_lib.Hung, client_lib.Dead, OSError) as error:
+        self._discard(place)
         raise options_lib.SandboxUnavailable(
-            f'the fork server does not start: {type(error).__name__[1:].lower()}'
+            f'the fork server does not start: {error!r}'
         ) from error
 
   def _describe(self, hello: dict) -> str:
@@ -288,81 +164,118 @@ class ProcessSandbox:
     text = 'process: ' + ', '.join(have)
     return text + ('; without ' + ', '.join(lacks) if lacks else '')
 
-  def _discard(self, client: _Client) -> None:
-    client.kill()
+  def _discard(self, place: _Place) -> None:
+    """Ends a place's server, if it has one, and removes its files."""
+    client, place.client = place.client, None
+    if client is None:
+      return
     with self._lock:
       self._clients.discard(client)
+    client.kill()
+    _remove(self._folder_of(client.pid))
 
-  def _replace(self, client: _Client) -> _Client | None:
-    """Ends a server and starts another; None once the sandbox is closed."""
-    self._discard(client)
-    if self._closed:
-      return None
-    with self._lock:
-      self.replaced += 1
-    return self._start()
+  def _renew(self, place: _Place) -> None:
+    """Ends a place's server and starts another.
 
-  def _release(self, client: _Client) -> None:
+    The place stays empty once the sandbox is closed, or when no process can
+    be started; the next call that takes it tries again.
+    """
+    try:
+      self._discard(place)
+      if self._closed:
+        return
+      with self._lock:
+        self.replaced += 1
+      place.client = self._start()
+    except Exception as error:
+      _LOG.warning('no sandbox server could be started: %s', error)
+
+  def _release(self, place: _Place) -> None:
     with self._lock:
       if not self._closed:
-        self._idle.put(client)
+        self._idle.put(place)
         return
-    self._discard(client)
+    self._discard(place)
 
   def run(self, code: str, *, deadline: float) -> options_lib.SandboxResult:
     """Runs `code`; see `options.Sandbox`."""
     began = time.monotonic()
-
-    def result(kind, error, stdout='', truncated=False):
-      seconds = time.monotonic() - began
-      return options_lib.SandboxResult(stdout, kind, error, truncated, seconds)
-
     source = code.encode('utf-8', 'surrogatepass')
     if len(source) > _MAX_CODE:
-      return result('exception', f'ValueError: code of {len(source)} bytes')
-    if self._closed:
-      return result('unavailable', _CLOSED)
-    client = None
+      answer = _answer('exception', f'ValueError: code of {len(source)} bytes')
+    elif self._closed:
+      answer = _answer('unavailable', _CLOSED)
+    else:
+      answer = self._in_turn(source, began, deadline)
+    if answer['reason']:
+      _LOG.warning('%s: %s', answer['error'], answer['reason'])
+    return options_lib.SandboxResult(
+        answer['stdout'],
+        answer['kind'],
+        answer['error'],
+        answer['truncated'],
+        time.monotonic() - began,
+        answer['reason'],
+    )
+
+  def _in_turn(self, source: bytes, began: float, deadline: float) -> dict:
+    """Waits for a place and tries the call there."""
     try:
-      try:
-        client = self._idle.get(timeout=max(0.0, deadline - began))
-      except queue.Empty:
-        return result('timeout', 'TimeoutError: the sandbox is busy')
-      if client.ended:
-        client = self._replace(client)
-      if client is None:
-        return result('unavailable', _CLOSED)
-      left = deadline - time.monotonic()
-      margin = min(max(_LEAST_MARGIN, _MARGIN * left), _MOST_MARGIN)
-      try:
-        client.wait_ready(deadline - margin)
-      except _Hung:
-        if not client.starting:
-          client = self._replace(client)
-        return result('timeout', 'TimeoutError: the sandbox is starting')
-      left = deadline - margin - time.monotonic()
-      if left <= 0:
-        return result('timeout', 'TimeoutError: the sandbox is busy')
-      wall = min(self._options.wall_seconds, left)
-      answer = client.call(source, wall, deadline)
-      return result(
-          answer['kind'],
-          answer['error'],
-          answer['stdout'],
-          answer['truncated'],
-      )
-    except _Hung:
-      client = self._replace(client)
-      return result('timeout', 'TimeoutError: the sandbox did not answer')
-    except _Dead:
-      client = self._replace(client)
-      return result('crashed', 'Crashed: the sandbox ended and was replaced')
-    except (LayerMissing, ValueError, KeyError) as error:
-      client = self._replace(client)
-      return result('unavailable', f'the sandbox has no protection: {error}')
+      place = self._idle.get(timeout=max(0.0, deadline - began))
+    except queue.Empty:
+      return _answer('unavailable', _BUSY)
+    try:
+      return self._try(place, source, began, deadline)
+    except client_lib.Hung:
+      self._renew(place)
+      return _answer('timeout', 'TimeoutError: the sandbox did not answer')
+    except client_lib.Dead:
+      self._renew(place)
+      return _answer('crashed', 'Crashed: the sandbox ended and was replaced')
+    except Exception as error:
+      self._renew(place)
+      reason = f'{type(error).__name__}: {error}'
+      return _answer('unavailable', _UNAVAILABLE, reason)
+    except BaseException:
+      # An answer may be on its way that belongs to nobody.
+      self._discard(place)
+      raise
     finally:
-      if client is not None:
-        self._release(client)
+      self._release(place)
+
+  def _try(self, place, source: bytes, began: float, deadline: float) -> dict:
+    """One call in a place's server; raises what `Client.call` raises."""
+    if place.client is None or place.client.ended:
+      self._renew(place)
+    if place.client is None:
+      return _answer('unavailable', _CLOSED if self._closed else _UNAVAILABLE)
+    margin = _margin(deadline - time.monotonic())
+    try:
+      place.client.wait_ready(deadline - margin)
+    except client_lib.Hung:
+      # One that may still come up is left alone by a hurried caller.
+      if not place.client.starting:
+        self._renew(place)
+      return _answer('unavailable', 'the sandbox is starting')
+    # The call's own clock starts here: a queue does not shorten its time.
+    left = deadline - margin - time.monotonic()
+    if left <= 0:
+      return _answer('unavailable', _BUSY)
+    wall = min(self._options.wall_seconds, left)
+    answer = place.client.call(source, wall, deadline)
+    allowed = deadline - began
+    due = min(self._options.wall_seconds, allowed - _margin(allowed))
+    if answer['stopped'] == 'timeout' and wall < _FAIR_SHARE * due:
+      return _answer('unavailable', _BUSY)
+    return answer
+
+  def _folder_of(self, pid: int) -> str:
+    return os.path.join(self._folder, f'server-{pid}')
+
+  @property
+  def folders(self) -> list[str]:
+    """Where the servers keep their files, as seen from outside."""
+    return [self._folder_of(pid) for pid in self.pids]
 
   @property
   def pids(self) -> list[int]:
@@ -379,11 +292,12 @@ class ProcessSandbox:
       clients = set(self._clients)
     while True:
       try:
-        client = self._idle.get_nowait()
+        place = self._idle.get_nowait()
       except queue.Empty:
         break
-      clients.discard(client)
-      client.close()
+      if place.client is not None:
+        clients.discard(place.client)
+        place.client.close()
     for client in clients:
       # In use: its pipes belong to the caller's thread, which will see it end.
       client.stop()
