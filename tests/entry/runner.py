@@ -1,23 +1,30 @@
-"""A tiny run with erratic tools, which can be told where to die.
+"""A tiny run with erratic tools, which can be told where to die or to hang.
 
-python -m tests.entry.runner RUN_DIR [PHASE:CALL:SECONDS]
+python -m tests.entry.runner RUN_DIR [--die=PHASE:CALL:SECONDS]
+  [--hang=MARKER] [--no_sft]
 
-Tools answer deterministically and sleep at random.  With a second argument
-the process gets SIGKILL that many seconds after the given call of the given
-phase has begun.  Used by the kill and interrupt tests.
+Tools answer deterministically and sleep at random; one reward remembers.
+With --die the process gets SIGKILL that many seconds after the given call of
+the given phase has begun.  With --hang every tool call of the fourth training
+iteration and later hangs for an hour, and the first of them makes the file
+MARKER.  Used by the kill and interrupt tests.
 """
 
+import argparse
+import collections
 import os
+import pathlib
 import random
 import signal
-import sys
 import threading
 import time
 
 import numpy as np
 
 from agent_rl_jax import tools
+from agent_rl_jax.rewards.registry import REWARDS
 from agent_rl_jax.rollout.engine import Engine
+from agent_rl_jax.rollout.slots import Purpose
 from agent_rl_jax.text.tag_chat import TagChat
 from agent_rl_jax.tools.tool import ok_result
 from agent_rl_jax.train import (
@@ -42,18 +49,25 @@ TOOL = {
     },
 }
 
+# Whole iterations before tools hang: no multiple of checkpoint.every.
+HANG_AFTER = 3
+
 
 class ErraticTool:
   """Answers with the number of characters, after a random while."""
 
   spec = TOOL
 
-  def __init__(self, hang=False):
-    self._hang = hang
+  def __init__(self, marker=None):
+    self._marker = marker
+    self.hangs = False
 
   def __call__(self, arguments, *, deadline):
     del deadline
-    time.sleep(3600 if self._hang else 0.02 * random.random())
+    if self.hangs:
+      self._marker.touch()
+      time.sleep(3600)
+    time.sleep(0.02 * random.random())
     return ok_result(str(len(arguments['code'])))
 
 
@@ -77,6 +91,28 @@ class NoisyChat(TagChat):
     return Action(text=text, tool_calls=(call,))
 
 
+class Novelty:
+  """Pays less the more often a task was seen: a reward with memory."""
+
+  def __init__(self):
+    self._seen = collections.Counter()
+
+  def __call__(self, task, episodes, step):
+    del step
+    self._seen[task.uid] += 1
+    share = 1 / self._seen[task.uid]
+    return [share * (e.num_action_tokens % 5) / 5 for e in episodes]
+
+  def state_dict(self):
+    return dict(self._seen)
+
+  def load_state_dict(self, state):
+    self._seen = collections.Counter(state)
+
+
+REWARDS['novelty'] = Novelty
+
+
 def tiny(run_dir):
   config = base.get_config()
   config.run_dir = str(run_dir)
@@ -87,6 +123,7 @@ def tiny(run_dir):
   config.model.num_heads = config.model.num_kv_heads = 2
   config.model.head_dim = 8
   config.model.mlp_width = 32
+  config.data.size = 6  # tasks come back: the novelty reward wears off
   config.sft.exercise_steps = 2
   config.sft.steps = 3
   config.sft.batch = 8
@@ -97,14 +134,19 @@ def tiny(run_dir):
   config.rollout.max_action_tokens = 16
   config.rollout.max_episode_tokens = 48
   config.rollout.max_turns = 3
+  # A coefficient that moves, and a reference policy: carried over a resume.
+  config.algorithm.kl = 'k3'
+  config.algorithm.kl_coef = 0.01
+  config.algorithm.kl_adaptive = True
+  config.algorithm.kl_horizon = 200.0
   config.train.iterations = 6
   config.train.prompts = 4
   config.train.samples = 4
   config.train.epochs = 2
   config.train.mini_batches = 2
   config.train.pack_len = (96, 160)
-  config.rewards.names = ('length_cost', 'answer')
-  config.rewards.weights = (1.0, 1.0)
+  config.rewards.names = ('length_cost', 'answer', 'novelty')
+  config.rewards.weights = (1.0, 1.0, 1.0)
   config.eval.every = 2
   config.eval.problems = 4
   config.eval.final_problems = 8
@@ -131,29 +173,49 @@ def die_at(phase, call, seconds):
     if left[0] == 0:
       if seconds == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-      threading.Timer(
-          seconds, os.kill, (os.getpid(), signal.SIGKILL)
-      ).start()
+      threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
     return inner(*args, **kwargs)
 
   setattr(owner, name, counted)
 
 
-def main(run_dir, die='', hang=''):
-  if die:
-    phase, call, seconds = die.split(':')
+def hang_late(tool):
+  """Makes `tool` hang in training rollouts after HANG_AFTER of them."""
+  inner = Engine.rollout
+
+  def rollout(self, *args, purpose, version=0, **kwargs):
+    tool.hangs = purpose == Purpose.TRAIN and version >= HANG_AFTER
+    return inner(self, *args, purpose=purpose, version=version, **kwargs)
+
+  Engine.rollout = rollout
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument('run_dir')
+  parser.add_argument('--die', default='')
+  parser.add_argument('--hang', type=pathlib.Path)
+  parser.add_argument('--no_sft', action='store_true')
+  options = parser.parse_args()
+  if options.die:
+    phase, call, seconds = options.die.split(':')
     die_at(phase, int(call), float(seconds))
-  tools.TOOLS = {**tools.TOOLS, 'python': lambda **_: ErraticTool(bool(hang))}
+  tool = ErraticTool(options.hang)
+  if options.hang:
+    hang_late(tool)
+  tools.TOOLS = {**tools.TOOLS, 'python': lambda **_: tool}
   parts.make_chat = lambda kind, tokenizer, **options: NoisyChat(
       tokenizer, **options
   )
   cold_start._EVERY = 2
-  config = tiny(run_dir)
-  if hang:
-    config.env.tool_timeout = 3000.0
-    config.rollout.step_timeout = 6000.0
+  config = tiny(options.run_dir)
+  # No deadline helps a run whose tools hang: it is interrupted or it waits.
+  config.env.tool_timeout = 3000.0
+  config.rollout.step_timeout = 6000.0
+  if options.no_sft:
+    config.sft.exercise_steps = config.sft.steps = 0
   run.run(config, settings.resolve(config, base.get_config()))
 
 
 if __name__ == '__main__':
-  main(*sys.argv[1:])
+  main()

@@ -1,4 +1,4 @@
-"""SIGKILL anywhere, then the same command: not a bit differs."""
+"""SIGKILL or Ctrl-C anywhere, then the same command: not a bit differs."""
 
 import json
 import os
@@ -12,20 +12,23 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.entry import runner
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Ten deaths: two in each phase, at odd moments.
+# Ten deaths: two in each phase, at odd moments.  Each process goes on from the
+# last whole checkpoint; those of the RL stage are at iterations 2, 4 and 6.
 DEATHS = (
     'cold_start:3:0.01',
     'save:1:0.0',
-    'cold_start:2:0.3',
+    'cold_start:2:0.05',
     'evaluate:1:0.02',
     'rollout:2:0.05',
-    'update:6:0.003',
-    'save:1:0.03',
-    'rollout:3:0.01',
-    'evaluate:2:0.0',
-    'update:3:0.0',
+    'update:14:0.003',  # in the fourth iteration
+    'update:3:0.0',  # in the third, from checkpoint 2
+    'evaluate:2:0.0',  # after the sixth, from checkpoint 2
+    'rollout:2:0.01',  # in the sixth, from checkpoint 4
+    'save:1:0.03',  # checkpoint 6, half written
 )
 
 
@@ -71,10 +74,40 @@ def _lines(path):
   ]
 
 
+def _steps(folder):
+  if not folder.exists():
+    return []
+  return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
 def _arrays(folder):
-  step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+  step = _steps(folder)[-1]
   tree = ocp.PyTreeCheckpointer().restore(folder / str(step) / 'state')
   return step, {name: np.asarray(leaf) for name, leaf in tree.items()}
+
+
+def _assert_same(whole, broken, stage):
+  """Equal parameters, optimizer, estimator and host state, and metrics."""
+  folders = [root / stage / 'checkpoints' for root in (whole, broken)]
+  step, expected = _arrays(folders[0])
+  found, arrays = _arrays(folders[1])
+  assert found == step
+  assert arrays.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+  local = pathlib.Path(str(step), 'local', 'process_0', 'host.json')
+  hosts = [
+      json.loads((folder / local).read_text())['host_state']
+      for folder in folders
+  ]
+  for host in hosts:
+    del host['seconds']
+  assert hosts[0] == hosts[1]
+  log = pathlib.Path(stage) / 'metrics.jsonl'
+  lines = _lines(whole / log)
+  assert [line['step'] for line in lines] == list(range(1, step + 1))
+  assert _lines(broken / log) == lines
+  return lines, arrays, hosts[0]
 
 
 @pytest.mark.slow
@@ -82,25 +115,28 @@ def test_ten_kills_change_no_bit(tmp_path, environment):
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
   code, out = _finish(_start(environment, whole))
   assert code == 0, out
+  resumed = []
   for death in DEATHS:
-    code, out = _finish(_start(environment, broken, death))
+    resumed.append(max(_steps(broken / 'rl' / 'checkpoints'), default=0))
+    code, out = _finish(_start(environment, broken, f'--die={death}'))
     assert code == -signal.SIGKILL, f'{death}: {out}'
+  resumed.append(max(_steps(broken / 'rl' / 'checkpoints'), default=0))
   code, out = _finish(_start(environment, broken))
   assert code == 0, out
+  # Some went on from inside the RL stage, with all that it carries.
+  assert {2, 4} <= set(resumed), resumed
 
-  for stage in ('cold_start', 'rl'):
-    expected = _arrays(whole / stage / 'checkpoints')
-    step, arrays = _arrays(broken / stage / 'checkpoints')
-    assert step == expected[0]
-    assert arrays.keys() == expected[1].keys()
-    for name, array in expected[1].items():
-      np.testing.assert_array_equal(array, arrays[name], err_msg=name)
-    log = pathlib.Path(stage) / 'metrics.jsonl'
-    lines = _lines(whole / log)
-    assert len(lines) >= 5
-    assert _lines(broken / log) == lines
+  _assert_same(whole, broken, 'cold_start')
+  lines, arrays, host = _assert_same(whole, broken, 'rl')
   # The tool was used, and its random pauses differed.
   assert any(line['episode/tool_calls'] > 0.5 for line in lines)
+  # What is carried was there, and had moved.
+  start, end = (
+      arrays[f'0/{part}/policy/embed/table'] for part in ('frozen', 'trainable')
+  )
+  assert (start != end).any()
+  assert arrays['1/kl_coef'] != np.float32(0.01)
+  assert sum(host['rewards']['novelty'].values()) == 6 * 4
   ends = [
       json.loads((folder / 'rl' / 'final.json').read_text())['metrics']
       for folder in (whole, broken)
@@ -114,15 +150,26 @@ def test_ten_kills_change_no_bit(tmp_path, environment):
 
 @pytest.mark.slow
 def test_interrupt_with_a_hung_tool_saves_and_exits(tmp_path, environment):
-  process = _start(environment, tmp_path / 'run', '', 'hang')
-  evaluated = tmp_path / 'run' / 'cold_start' / 'checkpoints' / '5'
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  marker = tmp_path / 'hangs'
+  process = _start(environment, broken, '--no_sft', f'--hang={marker}')
   deadline = time.monotonic() + 300
-  while not evaluated.exists() and time.monotonic() < deadline:
+  while not marker.exists() and time.monotonic() < deadline:
     assert process.poll() is None, process.communicate()[0]
-    time.sleep(0.1)
-  time.sleep(8)  # into a rollout whose tools all hang
+    time.sleep(0.05)
+  assert marker.exists()
   process.send_signal(signal.SIGINT)
   # The tools hang for an hour: only a run that does not wait ends in time.
-  out, _ = process.communicate(timeout=120)
+  out, _ = process.communicate(timeout=60)
   assert process.returncode == 0, out
   assert 'To go on, run the same command again' in out
+  # The last whole iteration was saved, though no checkpoint was due.
+  assert runner.HANG_AFTER % 2
+  assert _steps(broken / 'rl' / 'checkpoints')[-1] == runner.HANG_AFTER
+  log = pathlib.Path('rl') / 'metrics.jsonl'
+  assert len(_lines(broken / log)) == runner.HANG_AFTER
+
+  for folder in (broken, whole):
+    code, out = _finish(_start(environment, folder, '--no_sft'))
+    assert code == 0, out
+  _assert_same(whole, broken, 'rl')
