@@ -221,6 +221,7 @@ def test_close_cancels_the_queue():
     pool.submit(int, deadline=soon())
   results = pool.run_calls({'t': FnTool('t', str)}, [call()], soon())
   assert not results[0].ok and 'closed' in results[0].text
+  assert results[0].infrastructure
   gate.set()
   pool.wait_any([running], 5)
   assert running.result is True
@@ -281,6 +282,10 @@ def test_timeout_message_and_seconds(pool):
   (result,) = pool.run_calls(tools, [call()], soon(0.1), timeout=0.1)
   assert result.text == 'error: timed out after 0.1 s' and not result.ok
   assert 0 < result.seconds <= 0.11
+  assert not result.infrastructure  # it ran, and hung
+  # What was left until the deadline would be another number in each run.
+  result = pool.call(tools['t'], call(), soon(0.05))
+  assert result.text == 'error: timed out'
   gate.set()
 
 

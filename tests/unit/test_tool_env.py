@@ -7,7 +7,12 @@ import pytest
 
 from agent_rl_jax.envs.env import Env
 from agent_rl_jax.envs.registry import ENVS, make_env
-from agent_rl_jax.envs.tool_env import ToolEnv, ToolEnvOptions, ToolState
+from agent_rl_jax.envs.tool_env import (
+    ToolEnv,
+    ToolEnvOptions,
+    ToolState,
+    ToolsUnavailable,
+)
 from agent_rl_jax.tools.executor import Executor
 from agent_rl_jax.types import Action, Task, ToolCall, ToolResult
 
@@ -190,6 +195,35 @@ def test_hung_tool_costs_one_observation_even_on_the_same_pool():
     assert contents(observation) == ['error: timed out after 0.1 s']
     assert (pool.abandoned, pool.stuck) == (1, 1)
     gate.set()
+
+
+def test_a_call_that_could_not_be_tried_is_no_observation(pool):
+  class Away(Echo):
+
+    def __call__(self, arguments, *, deadline):
+      away = arguments['x'] == 'away'
+      return ToolResult('', arguments['x'], not away, infrastructure=away)
+
+  env = make(pool, Away())
+  state, _ = env.reset(TASK, 0)
+  with pytest.raises(ToolsUnavailable, match='tool echo: away'):
+    env.step(state, calls('a', 'away'))
+  _, observation = env.step(state, calls('a'))
+  assert contents(observation) == ['a']
+
+
+def test_a_call_that_found_no_thread_is_no_observation():
+  gate = threading.Event()
+  with Executor(1) as pool:
+    soon = time.monotonic() + 10
+    running = pool.submit(gate.wait, deadline=soon)
+    env = make(pool, tool_timeout=0.1)
+    state, _ = env.reset(TASK, 0)
+    with pytest.raises(ToolsUnavailable, match='timed out after 0.1 s'):
+      env.step(state, calls('a'))
+    gate.set()
+    pool.wait_any([running], 5)
+    assert contents(env.step(state, calls('a'))[1]) == ['a']
 
 
 def test_long_output_is_cut(pool):
