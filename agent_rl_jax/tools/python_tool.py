@@ -1,7 +1,9 @@
 """Python as a tool: the model writes code and reads what it printed.
 
 Leaves out how the code is contained (sandbox/).  Invariant: the text depends
-on what the code did, not on how long it took, unless a limit ended it.
+on what the code did and on the limits, not on how long it took.  What the
+code prints may still differ from server to server: the address in the text of
+an object, its process id, the path of its folder.
 """
 
 from __future__ import annotations

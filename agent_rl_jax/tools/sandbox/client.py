@@ -34,7 +34,8 @@ while True:
   step = step()
 """
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Not -E: the hash seed is fixed, so that printing a set is deterministic.
+# Not -E: the hash seed is fixed, so that a set of strings or numbers prints in
+# the same order everywhere.  Objects that hash by address do not.
 _FLAGS = ('-s', '-S', '-P', '-B', '-X', 'utf8', '-c')
 _ENVIRONMENT = {
     'PYTHONHASHSEED': '0',
