@@ -32,22 +32,14 @@ def together(sandbox, code, count=2, seconds=10.0):
     return [future.result() for future in made]
 
 
-def _gone(pids, seconds):
-  """Whether all the processes end (zombies count as ended) in time."""
-  stop = time.monotonic() + seconds
-
-  def alive(pid):
-    try:
-      stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
-    except OSError:
-      return False
-    return stat.rsplit(')', 1)[1].split()[0] not in 'ZX'
-
-  while any(alive(pid) for pid in pids):
-    if time.monotonic() > stop:
-      return False
-    time.sleep(0.02)
-  return True
+def _kill_servers(sandbox):
+  """Kills the servers and waits until all their processes have ended."""
+  for used in list(sandbox._clients):
+    os.kill(used.pid, signal.SIGKILL)
+    stop = time.monotonic() + 3
+    while not used.ended and time.monotonic() < stop:
+      time.sleep(0.01)
+    assert used.ended
 
 
 class _Interrupt(BaseException):
@@ -123,9 +115,7 @@ def test_a_replacement_that_does_not_start_is_tried_again(
     raise BlockingIOError(11, 'Resource temporarily unavailable')
 
   monkeypatch.setattr(client.subprocess, 'Popen', refuse)
-  for pid in single.pids:
-    os.kill(pid, signal.SIGKILL)
-    assert _gone([pid], 3)
+  _kill_servers(single)
   for _ in range(3):
     result = run(single, 'print(1)')
     assert result.error_kind == 'unavailable'
@@ -140,8 +130,7 @@ def test_a_layer_lost_later_is_told_without_paths(single):
   """What a model reads is the same on every machine and in every run."""
   run(single, 'print(0)')
   folder, single._folder = single._folder, '/proc/no/such'
-  os.kill(single.pids[0], signal.SIGKILL)
-  assert _gone(single.pids, 3)
+  _kill_servers(single)
   result = run(single, 'print(1)')
   single._folder = folder
   assert result.error_kind == 'unavailable'
