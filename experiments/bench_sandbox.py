@@ -3,8 +3,9 @@
   python -m experiments.bench_sandbox --calls=200 --rounds=3
 
 Backends take turns (A B A B), so that a machine that gets busier does not
-favour one.  Expected on one free x86-64 core: process 4 to 8 ms, monty below
-0.5 ms a call.
+favour one.  Expected, as measured on two shared x86-64 cores under a load of 8:
+median of process 12 to 14 ms, of monty 0.5 to 0.6 ms a call.  A quiet machine
+is faster: there `process` had 7 to 8 ms before its calls were kept apart.
 """
 
 import statistics

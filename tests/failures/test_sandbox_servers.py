@@ -168,6 +168,7 @@ def test_a_caller_that_finds_all_servers_busy_is_answered_in_time(sandbox):
 def test_descriptors_and_processes_do_not_pile_up(sandbox):
   run(sandbox, 'print(1)')
   launchers = sandbox.pids
+  time.sleep(0.2)
   idle = [pid for first in launchers for pid in _family(first)]
 
   def descriptors():
@@ -181,6 +182,7 @@ def test_descriptors_and_processes_do_not_pile_up(sandbox):
     run(sandbox, code)
   assert descriptors() == before
   assert len(os.listdir('/proc/self/fd')) == mine
+  # None is left of the calls.
   assert idle == [pid for first in launchers for pid in _family(first)]
 
 

@@ -213,7 +213,8 @@ def _call(common, forks, number: int, wall: float, source: bytes) -> None:
     process = os.pidfd_open(pid)
     stopped = _wait(common, process, feed, streams, began + wall)
     os.close(process)
-    send(_ended(common, forks, number, pid, stopped, streams))
+    answer, reaped = _ended(common, forks, number, pid, stopped, streams)
+    send(answer)
   else:
     reason = 'the server could not fork'
     send(_answer(number, 'unavailable', _NOT_SET_UP, reason=reason))
@@ -221,13 +222,13 @@ def _call(common, forks, number: int, wall: float, source: bytes) -> None:
   for stream in streams:
     os.close(stream.descriptor)
   if pid:
-    if stopped:
+    if not reaped:
       forks.reap()
     scratch.empty(common.box)
 
 
-def _ended(common, forks, number, pid, stopped, streams) -> dict:
-  """Ends the call's process and makes the answer."""
+def _ended(common, forks, number, pid, stopped, streams) -> tuple[dict, bool]:
+  """Ends the call's process; the answer, and whether it is reaped already."""
   output, _, report = streams
   os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is its own
   if common.server == 1:
@@ -238,9 +239,11 @@ def _ended(common, forks, number, pid, stopped, streams) -> dict:
   for stream in streams:
     while stream.open and stream.read() and stream.total < _MAX_DRAIN:
       pass
-  ended = None if stopped else forks.reap()
+  # How it ended need not be asked of one that has said so itself.
+  said = _said(report.data)
+  ended = None if stopped or said else forks.reap()
   kind, error, reason = _judge(common.settings, stopped, ended, report.data)
-  return _answer(
+  answer = _answer(
       number,
       kind,
       error,
@@ -249,6 +252,7 @@ def _ended(common, forks, number, pid, stopped, streams) -> dict:
       truncated=output.truncated,
       stopped=stopped,
   )
+  return answer, ended is not None
 
 
 def _answer(number: int, kind: str, error: str, **more) -> dict:
@@ -314,6 +318,8 @@ def _judge(settings, stopped, ended, report) -> tuple[str, str, str]:
   if not report.startswith(_CONFINED):
     reason = report.decode('utf-8', 'replace') or 'died before it was confined'
     return 'unavailable', _NOT_SET_UP, reason
+  if said := _said(report):
+    return (*said, '')
   status, spent = ended
   # CPU seconds, a quarter less since the clock of the limit is coarse.
   cpu = settings['cpu_seconds']
@@ -322,9 +328,13 @@ def _judge(settings, stopped, ended, report) -> tuple[str, str, str]:
       return 'timeout', f'TimeoutError: more than {cpu} s of computing', ''
     name = signal.Signals(os.WTERMSIG(status)).name
     return 'crashed', f'Crashed: the process died of {name}', ''
-  text = report[len(_CONFINED) :].decode('utf-8', 'replace')
+  code = os.WEXITSTATUS(status)
+  return 'crashed', f'Crashed: the process ended itself with code {code}', ''
+
+
+def _said(report: bytes) -> tuple[str, str] | None:
+  """(error kind, error) as the child reported them; None if it did not."""
+  text = report.removeprefix(_CONFINED).decode('utf-8', 'replace')
   kind, separator, error = text.partition('\n')
-  if kind not in ('none', 'exception', 'memory') or not separator:
-    code = os.WEXITSTATUS(status)
-    return 'crashed', f'Crashed: the process ended itself with code {code}', ''
-  return kind, error, ''
+  known = kind in ('none', 'exception', 'memory') and separator
+  return (kind, error) if known and report.startswith(_CONFINED) else None
