@@ -196,7 +196,8 @@ class Arm:
     )
 
   def _account(self, metrics: dict[str, float], done: Iteration) -> None:
-    """Adds up the time of the parts; warns of a hopeless start."""
+    """Adds up the time of the parts; warns of what went wrong."""
+    self._tell_failures(done.scored)
     seconds = self.stage.seconds
     seconds['rollout'] += metrics['time/rollout_s']
     seconds['update'] += metrics['time/update_s']
@@ -234,7 +235,17 @@ class Arm:
           version=self.stage.step,
       )
     self.stage.seconds['evaluation'] += watch.take()['time/s']
+    self._tell_failures(scored)
     return scored
+
+  def _tell_failures(self, scored: Scored) -> None:
+    """Says how many episodes infrastructure failed, and why one did."""
+    failed = [e for e in scored.episodes if e.status.failed]
+    if failed:
+      self.stage.say(
+          f'{len(failed)} of {len(scored.episodes)} episodes failed and count'
+          f' nowhere; the first: {failed[0].status.value}: {failed[0].detail}'
+      )
 
   def _sample(self, iteration: int, done: Iteration) -> None:
     every = self.settings.report.trajectories_every

@@ -194,3 +194,22 @@ def test_user_ids_that_have_a_name_are_skipped(monkeypatch):
 
   monkeypatch.setattr(server.pwd, 'getpwuid', taken)
   assert server._free_uid() == first + 1 or first == 59_999
+
+
+def test_a_server_that_is_first_used_late_answers(monkeypatch):
+  """Its hello is read at the first use, when its time to start is over."""
+  monkeypatch.setattr(client, 'START_SECONDS', 3.0)
+  sandbox = ProcessSandbox(SandboxOptions(processes=3, wall_seconds=3.0))
+  try:
+    late = [c for c in sandbox._clients if c.hello is None]
+    assert len(late) == 2
+    stop = time.monotonic() + 20
+    while any(c.starting for c in late) and time.monotonic() < stop:
+      time.sleep(0.05)
+    assert not any(c.starting for c in late)
+    code = 'import time; time.sleep(0.3); print(7)'
+    results = together(sandbox, code, count=3)
+    assert [r.stdout for r in results] == ['7\n'] * 3
+    assert sandbox.replaced == 0
+  finally:
+    sandbox.close()

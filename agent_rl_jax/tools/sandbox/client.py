@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 
+# Seconds for reading a hello that is late to be fetched.
+_GRACE = 1.0
 START_SECONDS = 20.0
 _MAX_ANSWER = 1 << 26
 _END_SECONDS = 0.2
@@ -98,7 +100,10 @@ class Client:
   def wait_ready(self, deadline: float) -> None:
     """Raises LayerMissing, Hung or Dead when the server is no use."""
     if self.hello is None:
-      hello = self._receive(min(deadline, self._ready_by))
+      # A server that nobody has used for long has long said hello: its word
+      # is in the pipe and must still be read.
+      ready_by = max(self._ready_by, time.monotonic() + _GRACE)
+      hello = self._receive(min(deadline, ready_by))
       if not hello['ready']:
         raise LayerMissing(hello['layer'], hello['reason'])
       self.hello = hello
