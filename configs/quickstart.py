@@ -22,8 +22,8 @@ def get_config():
   config.model.width = 128
   config.model.qk_norm = True
 
-  config.sft.exercise_steps = 150
-  config.sft.steps = 70
+  config.sft.exercise_steps = 120
+  config.sft.steps = 60
   config.sft.batch = 64
   config.sft.pack_len = (256,)
   config.sft.lr = 0.02
@@ -37,7 +37,7 @@ def get_config():
   config.rollout.max_episode_tokens = 128
   config.rollout.chunk = 6
 
-  config.train.iterations = 42
+  config.train.iterations = 40
   config.train.prompts = 16
   config.train.samples = 8
   config.train.pack_len = (256,)
@@ -45,7 +45,7 @@ def get_config():
   config.train.old_logprobs = 'sampler'
   config.optimizer.eps = 1e-5
 
-  config.eval.every = 21
+  config.eval.every = 10
   config.eval.problems = 64
   config.eval.final_problems = 256
   config.eval.without_tool = True
