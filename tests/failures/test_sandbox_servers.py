@@ -261,9 +261,10 @@ def test_servers_end_with_a_killed_trainer(backend, fork):
     assert len(family) >= (7 if backend == 'process' else 2)
     trainer.kill()
     trainer.wait()
-    assert _gone(family, 4)
+    # Long, for a machine that is busy: they end by themselves or never.
+    assert _gone(family, 20)
     if folder:
-      stop = time.monotonic() + 2
+      stop = time.monotonic() + 20
       while os.path.exists(folder) and time.monotonic() < stop:
         time.sleep(0.02)
       assert not os.path.exists(folder)
