@@ -1,9 +1,9 @@
 """Which groups to train on, and what long answers cost: host numpy.
 
 Filters read raw rewards, one row of them per group, before any normalization
-(after it every group looks equally uncertain).  Leaves out resampling (the
-loop's) and anything on devices.  Invariant: what comes back are group indices
-or per-episode numbers; nothing is reordered or changed in place.
+(after it every group looks equally uncertain).  Leaves out resampling
+(`train/collect.py`) and anything on devices.  Invariant: what comes back are
+group indices or per-episode numbers; nothing is reordered or changed in place.
 """
 
 from __future__ import annotations
@@ -17,53 +17,65 @@ import numpy as np
 TOLERANCE = 1e-6
 MEASURES = ('std', 'mean', 'sum')
 
+# These judge each group by itself, so that more groups can be asked for; the
+# others rank the groups of one batch.
+RESAMPLING = ('dynamic_sampling', 'accuracy_band')
+
 
 @dataclasses.dataclass(frozen=True)
 class FilterOptions:
   """Which groups are kept.
 
   Attributes:
-    filter: Key of FILTERS.
-    filter_value: Its parameter: kept share (top_share, top_p), number of
-      groups (top_count), share of the largest score (min_p).
-    filter_measure: What ranks a group: 'std', 'mean' or 'sum' of its rewards.
-    filter_smallest: Keep the smallest scores instead.
-    filter_zeros: False drops groups of score 0 first.
+    name: Key of FILTERS.
+    value: Its parameter: kept share (top_share, top_p), number of groups
+      (top_count), share of the largest score (min_p).
+    measure: What ranks a group: 'std', 'mean' or 'sum' of its rewards.
+    smallest: Keep the smallest scores instead.
+    zeros: False drops groups of score 0 first.
+    tries: Waves of tasks that a filter in RESAMPLING may play for a batch.
     band_low: accuracy_band keeps groups of at least this mean metric.
     band_high: accuracy_band keeps groups of at most this mean metric.
   """
 
-  filter: str = 'none'
-  filter_value: float = 0.9
-  filter_measure: str = 'std'
-  filter_smallest: bool = False
-  filter_zeros: bool = True
+  name: str = 'none'
+  value: float = 0.9
+  measure: str = 'std'
+  smallest: bool = False
+  zeros: bool = True
+  tries: int = 10
   band_low: float = 0.2
   band_high: float = 0.8
 
   def __post_init__(self):
-    if self.filter not in FILTERS:
+    if self.name not in FILTERS:
       raise ValueError(
-          f'filter={self.filter!r} is none of {", ".join(FILTERS)}'
+          f'filter.name={self.name!r} is none of {", ".join(FILTERS)}'
       )
-    if self.filter_measure not in MEASURES:
+    if self.measure not in MEASURES:
       raise ValueError(
-          f'filter_measure={self.filter_measure!r} is none of'
-          f' {", ".join(MEASURES)}'
+          f'filter.measure={self.measure!r} is none of {", ".join(MEASURES)}'
       )
-    if self.filter_value <= 0:
-      raise ValueError(f'filter_value={self.filter_value} must be above 0')
+    if not self.value > 0:
+      raise ValueError(f'filter.value={self.value} must be above 0')
     shares = ('top_share', 'top_p', 'top_p_softmax', 'min_p')
-    if self.filter in shares and self.filter_value > 1:
+    if self.name in shares and self.value > 1:
       raise ValueError(
-          f'filter_value={self.filter_value} is a share with'
-          f' filter={self.filter!r} and cannot exceed 1'
+          f'filter.value={self.value} is a share with'
+          f' filter.name={self.name!r} and cannot exceed 1'
       )
+    if self.tries < 1:
+      raise ValueError(f'filter.tries={self.tries} must be at least 1')
     if not 0 <= self.band_low <= self.band_high <= 1:
       raise ValueError(
-          f'band_low={self.band_low}, band_high={self.band_high}:'
-          ' 0 <= low <= high <= 1'
+          f'filter.band_low={self.band_low}, filter.band_high='
+          f'{self.band_high}: 0 <= low <= high <= 1'
       )
+
+  @property
+  def resamples(self) -> bool:
+    """Whether what is dropped is made up for by new tasks."""
+    return self.name in RESAMPLING
 
 
 def group_scores(rewards_GxN: np.ndarray, measure: str) -> np.ndarray:
@@ -86,9 +98,9 @@ def group_scores(rewards_GxN: np.ndarray, measure: str) -> np.ndarray:
 
 def _ranked(scores_G: np.ndarray, options: FilterOptions) -> np.ndarray:
   """Group indices, best first, ties by index; without zeros if asked."""
-  sign = 1 if options.filter_smallest else -1
+  sign = 1 if options.smallest else -1
   order = np.argsort(sign * scores_G, kind='stable')
-  if not options.filter_zeros:
+  if not options.zeros:
     order = order[np.abs(scores_G[order]) > 1e-10]
   return order
 
@@ -118,56 +130,60 @@ def dynamic_sampling(
 def accuracy_band(
     rewards_GxN, metric_GxN, options: FilterOptions
 ) -> np.ndarray:
-  """Groups whose mean metric lies in the band (ZeroTIR: 0.2 to 0.8)."""
+  """Groups whose mean metric lies in the band (ZeroTIR: 0.2 to 0.8).
+
+  A group of failures alone has no mean and is not kept.
+  """
   del rewards_GxN
   mean_G = group_scores(metric_GxN, 'mean')
+  counted_G = (~np.isnan(np.asarray(metric_GxN, np.float64))).any(axis=1)
   low, high = options.band_low - TOLERANCE, options.band_high + TOLERANCE
-  return np.flatnonzero((mean_G >= low) & (mean_G <= high))
+  return np.flatnonzero(counted_G & (mean_G >= low) & (mean_G <= high))
 
 
 def top_share(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """The best `filter_value` of the groups, rounded down, at least one.
+  """The best `value` of the groups, rounded down, at least one.
 
   StarPO-S keeps the quarter of largest std (Wang et al. 2025,
   arXiv 2504.20073).
   """
   del metric_GxN
-  scores_G = group_scores(rewards_GxN, options.filter_measure)
+  scores_G = group_scores(rewards_GxN, options.measure)
   # Rounding first: 0.7 * 10 is 6.999... in binary.
-  count = max(1, math.floor(round(options.filter_value * len(scores_G), 9)))
+  count = max(1, math.floor(round(options.value * len(scores_G), 9)))
   return _ranked(scores_G, options)[:count]
 
 
 def top_count(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """The best `filter_value` groups."""
+  """The best `value` groups."""
   del metric_GxN
-  scores_G = group_scores(rewards_GxN, options.filter_measure)
-  return _ranked(scores_G, options)[: max(1, int(options.filter_value))]
+  scores_G = group_scores(rewards_GxN, options.measure)
+  return _ranked(scores_G, options)[: max(1, int(options.value))]
 
 
 def min_p(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """Groups of at least `filter_value` times the best score (RAGEN-2)."""
+  """Groups of at least `value` times the best score (RAGEN-2)."""
   del metric_GxN
-  scores_G = group_scores(rewards_GxN, options.filter_measure)
+  scores_G = group_scores(rewards_GxN, options.measure)
   order = _ranked(scores_G, options)
   if not len(order):
     return order
-  bound = options.filter_value * scores_G[order].max()
+  bound = options.value * scores_G[order].max()
   return order[scores_G[order] >= bound]
 
 
 def top_p(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """The best groups that hold `filter_value` of all score (RAGEN-2, linear).
+  """The best groups that hold `value` of all score (RAGEN-2, linear).
 
   Stops at the first score of 0, and keeps nothing when even all before it do
   not hold that share.  A share of 1 keeps all.
   """
   del metric_GxN
-  scores_G = group_scores(rewards_GxN, options.filter_measure)
+  scores_G = group_scores(rewards_GxN, options.measure)
   order = _ranked(scores_G, options)
-  if options.filter_value >= 1:
+  if options.value >= 1:
     return order
-  target = options.filter_value * scores_G[order].sum() - 0.01
+  target = options.value * scores_G[order].sum() - 0.01
   held, chosen = 0.0, []
   for group in order:
     if scores_G[group] <= 0:
@@ -182,16 +198,16 @@ def top_p(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
 def top_p_softmax(
     rewards_GxN, metric_GxN, options: FilterOptions
 ) -> np.ndarray:
-  """The best groups that hold `filter_value` of the softmax of scores."""
+  """The best groups that hold `value` of the softmax of scores."""
   del metric_GxN
-  scores_G = group_scores(rewards_GxN, options.filter_measure)
+  scores_G = group_scores(rewards_GxN, options.measure)
   order = _ranked(scores_G, options)
   if not len(order):
     return order
-  signed = scores_G[order] * (-1 if options.filter_smallest else 1)
+  signed = scores_G[order] * (-1 if options.smallest else 1)
   weight = np.exp(signed - signed.max())
   held = np.cumsum(weight / weight.sum())
-  return order[: int(np.searchsorted(held, options.filter_value - 1e-12)) + 1]
+  return order[: int(np.searchsorted(held, options.value - 1e-12)) + 1]
 
 
 FILTERS: dict[str, Callable] = {
@@ -216,7 +232,7 @@ def kept_groups(
     metric_GxN: The unshaped metric in [0, 1], likewise.
     options: Which filter.
   """
-  chosen = FILTERS[options.filter](rewards_GxN, metric_GxN, options)
+  chosen = FILTERS[options.name](rewards_GxN, metric_GxN, options)
   return np.sort(chosen)
 
 

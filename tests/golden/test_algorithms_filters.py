@@ -29,14 +29,14 @@ def test_ragen2_filters(name):
   if params['strategy'] == 'top_p' and params['top_p_prob_mode'] == 'softmax':
     strategy = 'top_p_softmax'
   options = FilterOptions(
-      filter=strategy,
-      filter_value=params['value'],
-      filter_measure=MEASURES[params['metric']],
-      filter_smallest=params['filter_type'] == 'smallest',
-      filter_zeros=params['include_zero'],
+      name=strategy,
+      value=params['value'],
+      measure=MEASURES[params['metric']],
+      smallest=params['filter_type'] == 'smallest',
+      zeros=params['include_zero'],
   )
   cases.assert_close(
-      filters.group_scores(scores, options.filter_measure),
+      filters.group_scores(scores, options.measure),
       expected['group_scores'],
       name,
   )
@@ -55,9 +55,9 @@ def test_ragen_filter(name):
   params = cases.CASES[name]['params']
   scores = cases.number(cases.resolve(name, 'scores'))
   options = FilterOptions(
-      filter='top_share',
-      filter_value=params['rollout_filter_ratio'],
-      filter_smallest=params['rollout_filter_type'] == 'std_rev',
+      name='top_share',
+      value=params['rollout_filter_ratio'],
+      smallest=params['rollout_filter_type'] == 'std_rev',
   )
   kept = filters.kept_groups(scores, scores, options)
   expected = cases.CASES[name]['outputs']
@@ -73,7 +73,7 @@ def test_dynamic_sampling_has_a_tolerance(name):
   metric = cases.number(cases.resolve(name, 'episode_rewards')).reshape(
       -1, size
   )
-  options = FilterOptions(filter='dynamic_sampling')
+  options = FilterOptions(name='dynamic_sampling')
   kept = rows_of(filters.kept_groups(metric, metric, options), size)
   expected = cases.CASES[name]['outputs']['kept_rows']
   assert kept == [row for row in expected if row < 9]

@@ -86,13 +86,14 @@ def test_double_correction_is_refused():
 
 
 def test_filter_options_are_checked():
-  FilterOptions(filter='top_count', filter_value=3)
+  FilterOptions(name='top_count', value=3)
   for bad in (
-      {'filter': 'best'},
-      {'filter': 'top_share', 'filter_value': 3},
-      {'filter_value': 0},
-      {'filter_measure': 'variance'},
+      {'name': 'best'},
+      {'name': 'top_share', 'value': 3},
+      {'value': 0},
+      {'measure': 'variance'},
       {'band_low': 0.9},
+      {'tries': 0},
   ):
     with pytest.raises(ValueError):
       FilterOptions(**bad)
