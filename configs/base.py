@@ -216,6 +216,34 @@ def get_config() -> ConfigDict:
       rejection_denominator='kept',  # kept | original
   )
 
+  config.filter = create(
+      # Which groups are trained on: none | dynamic_sampling | accuracy_band |
+      # top_share | top_count | min_p | top_p | top_p_softmax.  The first two
+      # filters play new tasks until the batch is full; the others rank.
+      name='none',
+      value=0.9,  # share, number or bound, of the filters that rank
+      measure='std',  # std | mean | sum of a group's raw rewards ranks it
+      smallest=False,  # keep the smallest scores instead
+      zeros=True,  # False drops groups of score 0 first
+      tries=10,  # waves of tasks that resampling may play for a batch
+      band_low=0.2,  # accuracy_band: least mean metric of a group
+      band_high=0.8,  # accuracy_band: greatest mean metric of a group
+  )
+
+  config.overlong = create(
+      penalty=0.0,  # taken off the return at the limit; 0 = none
+      buffer=32,  # sampled tokens before the limit over which it grows
+      limit=0,  # sampled tokens; 0 = rollout.max_episode_tokens
+      mask=False,  # truncated episodes: no part of the loss
+  )
+
+  config.replay = create(
+      capacity=0,  # groups kept from earlier batches; 0 = no replay
+      share=0.5,  # of the batch's groups that may be replayed, below 1
+      max_age=4,  # iterations since a group was sampled, at most
+      admit='kept',  # kept | mixed: of those, groups whose metric differs
+  )
+
   config.optimizer = optimizer()
 
   config.train = create(

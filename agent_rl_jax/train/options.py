@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 OLD_LOGPROBS = ('recompute', 'sampler')
+ADMITTED = ('kept', 'mixed')
 
 
 def _at_least(section: str, options: object, least: int, *names: str) -> None:
@@ -67,6 +68,59 @@ class TrainOptions:
     if self.old_logprobs not in OLD_LOGPROBS:
       raise ValueError(
           f'train.old_logprobs={self.old_logprobs!r}: one of {OLD_LOGPROBS}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class OverlongOptions:
+  """What long and truncated episodes cost.
+
+  Attributes:
+    penalty: Taken off the return at the limit; 0 for none.
+    buffer: Sampled tokens before the limit over which the penalty grows.
+    limit: Sampled tokens at which the whole penalty applies; 0 stands for
+      `rollout.max_episode_tokens`.
+    mask: Leave truncated episodes out of the loss.
+  """
+
+  penalty: float
+  buffer: int
+  limit: int
+  mask: bool
+
+  def __post_init__(self):
+    _at_least('overlong', self, 0, 'penalty', 'limit')
+    _at_least('overlong', self, 1, 'buffer')
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayOptions:
+  """Groups that are trained on again.
+
+  Attributes:
+    capacity: Groups kept from earlier batches; 0 for no replay.
+    share: Of a batch's groups that may be replayed, rounded down.
+    max_age: Iterations since a group was sampled, at most.
+    admit: 'kept' takes every fresh group that was trained on, 'mixed' those
+      of them whose metric differs inside.
+  """
+
+  capacity: int
+  share: float
+  max_age: int
+  admit: str
+
+  def __post_init__(self):
+    _at_least('replay', self, 0, 'capacity')
+    _at_least('replay', self, 1, 'max_age')
+    if not 0 < self.share < 1:
+      raise ValueError(
+          f'replay.share={self.share} must lie between 0 and 1; for no replay'
+          ' set replay.capacity=0'
+      )
+    if self.admit not in ADMITTED:
+      raise ValueError(
+          f'replay.admit={self.admit!r} is none of {", ".join(ADMITTED)}'
       )
 
 

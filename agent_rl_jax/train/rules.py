@@ -16,7 +16,10 @@ from agent_rl_jax.algorithms.advantages import (
     NEEDS_GROUPS,
     NEEDS_VALUES,
 )
-from agent_rl_jax.algorithms.options import refuse_double_correction
+from agent_rl_jax.algorithms.options import (
+    WITHOUT_TOKEN_REWARDS,
+    refuse_double_correction,
+)
 
 if TYPE_CHECKING:
   from agent_rl_jax.train.settings import Settings
@@ -205,6 +208,58 @@ def _sandbox_queue(s: Settings) -> str | None:
     )
 
 
+def _filter(s: Settings) -> str | None:
+  if s.filter.name == 'dynamic_sampling' and s.train.samples < 2:
+    return (
+        f"filter.name='dynamic_sampling' with train.samples={s.train.samples}: a"
+        ' group of one never differs inside; give at least 2'
+    )
+
+
+def _episode_names(s: Settings) -> str | None:
+  tries = s.filter.tries if s.filter.resamples else 1
+  episodes = tries * s.train.iterations * s.train.prompts * s.train.samples
+  if episodes > 2**32:
+    return (
+        f'{episodes:,} episodes in all, at most: their random streams are named'
+        ' by 32 bits; lower train.iterations or filter.tries'
+    )
+
+
+def _overlong(s: Settings) -> str | None:
+  if s.overlong.penalty == 0:
+    return None
+  most = s.rollout.max_episode_tokens
+  limit = s.overlong.limit or most
+  if s.overlong.buffer > limit:
+    return f'overlong.buffer={s.overlong.buffer} is above the limit of {limit}'
+  if limit - s.overlong.buffer >= most:
+    return (
+        f'overlong.limit={limit} with overlong.buffer={s.overlong.buffer}: no'
+        f' episode of rollout.max_episode_tokens={most} is ever punished'
+    )
+  if s.algorithm.advantage in WITHOUT_TOKEN_REWARDS:
+    return (
+        f'algorithm.advantage={s.algorithm.advantage!r} reads reward components'
+        ' and would not see overlong.penalty: use the reward length_cost'
+    )
+
+
+def _replay(s: Settings) -> str | None:
+  if s.replay.capacity == 0:
+    return None
+  if int(s.replay.share * s.train.prompts) < 1:
+    return (
+        f'replay.share={s.replay.share} of train.prompts={s.train.prompts} is'
+        ' less than one group: nothing would be replayed; raise either'
+    )
+  if s.replay.admit == 'mixed' and s.train.samples < 2:
+    return (
+        f"replay.admit='mixed' with train.samples={s.train.samples}: a group of"
+        " one never differs inside; use 'kept'"
+    )
+
+
 def _double_correction(s: Settings) -> str | None:
   try:
     refuse_double_correction(s.algorithm, s.train.old_logprobs)
@@ -243,6 +298,10 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _held_out,
     _threads,
     _sandbox_queue,
+    _filter,
+    _episode_names,
+    _overlong,
+    _replay,
     _double_correction,
     _estimator,
 )

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
 from agent_rl_jax.data.demonstrations import DemonstrationOptions
 from agent_rl_jax.data.tasks import DataOptions
@@ -70,6 +71,9 @@ class Settings:
   rewards: options.RewardOptions
   rollout: RolloutOptions
   algorithm: AlgorithmOptions
+  filter: FilterOptions
+  overlong: options.OverlongOptions
+  replay: options.ReplayOptions
   optimizer: OptimizerOptions
   train: options.TrainOptions
   sft: options.SftOptions
@@ -195,6 +199,9 @@ def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
       rewards=rewards,
       rollout=section(config['rollout'], RolloutOptions),
       algorithm=section(config['algorithm'], AlgorithmOptions),
+      filter=section(config['filter'], FilterOptions),
+      overlong=section(config['overlong'], options.OverlongOptions),
+      replay=section(config['replay'], options.ReplayOptions),
       optimizer=section(
           config['optimizer'],
           OptimizerOptions,
@@ -244,8 +251,12 @@ def derived(settings: Settings) -> dict[str, int]:
   train, sft = settings.train, settings.sft
   episodes = train.prompts * train.samples
   groups = train.prompts // train.mini_batches
+  more = {}
+  if settings.filter.resamples:
+    more['episodes per iteration, at most'] = settings.filter.tries * episodes
   return {
       'episodes per iteration': episodes,
+      **more,
       'groups per mini-batch': groups,
       'episodes per mini-batch': groups * train.samples,
       'updates per iteration': train.epochs * train.mini_batches,

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
 from agent_rl_jax.data.demonstrations import DemonstrationOptions
 from agent_rl_jax.data.tasks import DataOptions
@@ -35,6 +36,9 @@ READERS = {
     'rewards': (options.RewardOptions, set()),
     'rollout': (RolloutOptions, set()),
     'algorithm': (AlgorithmOptions, set()),
+    'filter': (FilterOptions, set()),
+    'overlong': (options.OverlongOptions, set()),
+    'replay': (options.ReplayOptions, set()),
     'optimizer': (OptimizerOptions, {'lr', 'total'}),
     'sft.optimizer': (OptimizerOptions, {'lr', 'total'}),
     'train': (options.TrainOptions, set()),
@@ -106,6 +110,8 @@ def test_derived_numbers():
   assert got['updates in all'] == 400
   assert got['waves of slots per iteration'] == 2
   assert 'episodes in all: 6,400' in settings.describe(made)
+  made = _resolve(filter__name='dynamic_sampling', filter__tries=3)
+  assert settings.derived(made)['episodes per iteration, at most'] == 384
 
 
 @pytest.mark.parametrize(
@@ -149,6 +155,23 @@ def test_derived_numbers():
         ({'model__num_kv_heads': 3}, 'not a multiple of model.num_kv_heads=3'),
         ({'model__width': 1.5}, 'ModelConfig.width=1.5 is a float'),
         ({'checkpoint__every': 0}, 'checkpoint.every=0'),
+        ({'filter__name': 'dynamic'}, "filter.name='dynamic' is none of"),
+        ({'filter__name': 'dynamic_sampling', 'train__samples': 1,
+          'algorithm__advantage': 'reinforce'}, 'never differs inside'),
+        ({'filter__name': 'accuracy_band', 'train__iterations': 10**7},
+         'named by 32 bits'),
+        ({'overlong__penalty': -1.0}, 'overlong.penalty=-1.0'),
+        ({'overlong__penalty': 1.0, 'overlong__buffer': 129},
+         'overlong.buffer=129 is above the limit of 128'),
+        ({'overlong__penalty': 1.0, 'overlong__limit': 160},
+         'is ever punished'),
+        ({'overlong__penalty': 1.0, 'algorithm__advantage': 'gdpo'},
+         'would not see overlong.penalty'),
+        ({'replay__share': 1.0}, 'replay.share=1.0 must lie'),
+        ({'replay__capacity': 1, 'replay__share': 0.01}, 'less than one group'),
+        ({'replay__admit': 'best'}, "replay.admit='best' is none of"),
+        ({'replay__capacity': 8, 'replay__admit': 'mixed', 'train__samples': 1,
+          'algorithm__advantage': 'reinforce'}, "replay.admit='mixed'"),
     ],
 )  # fmt: skip
 def test_impossible_combinations_name_the_rule(changes, rule):
