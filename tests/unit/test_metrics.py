@@ -77,6 +77,8 @@ def test_episode_metrics_by_hand():
       'episode/turns': 2.0,
       'episode/tool_calls': 1.0,
       'episode/malformed_turns': 1 / 3,
+      'episode/repetition': 1 / 6,  # of the five equal tokens alone
+      'episode/input_dependence': 1.0,  # several tokens, against one
       'tools/success_rate': 2 / 3,
       'time/tool_latency_mean': 0.2,
       'time/tool_latency_max': 7.0,
@@ -88,6 +90,94 @@ def test_episode_metrics_by_hand():
       'failures/episodes': 1.0,
   }
   assert got == pytest.approx(want)
+
+
+def _writing(uid, task, *turns):
+  """An episode whose turns are these token ids, after two of a prompt."""
+  ids = np.array([900, 901, *(t for turn in turns for t in turn)], np.int32)
+  stops = np.cumsum([2, *map(len, turns)])
+  return types.Episode(
+      task=types.Task(task, 'tool', ()),
+      uid=uid,
+      group=0,
+      policy_version=0,
+      rows=(types.Row(ids, np.arange(len(ids)) > 1, np.zeros(len(ids))),),
+      turns=tuple(
+          types.Turn(0, int(a), int(b), int(b), types.Action('x'))
+          for a, b in zip(stops, stops[1:], strict=False)
+      ),
+      status=types.Status.DONE,
+  )
+
+
+@pytest.mark.parametrize(
+    'turns, want',
+    [
+        ([[1, 2, 3]], 0.0),  # too short for any 4-gram
+        ([[1, 2, 3, 4, 5, 6]], 0.0),
+        ([[7] * 6], 2 / 3),  # three 4-grams, one of them distinct
+        ([[1, 2, 1, 2, 1, 2]], 1 / 3),
+        ([[1, 2, 3, 4], [1, 2, 3, 4]], 0.5),  # the same turn again
+        ([[1, 2], [3, 4], [1, 2], [3, 4]], 0.0),  # none spans two turns
+        ([], 0.0),
+    ],
+)
+def test_repetition_by_hand(turns, want):
+  assert metrics.repetition(_writing(0, 'a', *turns)) == pytest.approx(want)
+
+
+def _dependence(*episodes):
+  mean = metrics.input_dependence(episodes)
+  return mean.total / mean.count
+
+
+def test_input_dependence_by_hand():
+  one, other = [1, 2, 3], [1, 5, 6]
+  told_apart = [
+      _writing(0, 'a', one, [9]),
+      _writing(1, 'a', one, [9]),
+      _writing(2, 'b', other, [9]),
+      _writing(3, 'b', other, [9]),
+  ]
+  assert _dependence(*told_apart) == pytest.approx(1.0)
+  same = [_writing(i, 'ab'[i // 2], one) for i in range(4)]
+  assert _dependence(*same) == pytest.approx(0.0)
+  # Episode 3 writes what a's do and is taken for one of them; 0 and 1 find
+  # each other; 2 shares as much with its mate as with a's: half a hit.
+  mixed = [*told_apart[:3], _writing(3, 'b', one)]
+  assert _dependence(*mixed) == pytest.approx(((1 + 1 + 0.5 + 0) / 4 - 0.5) * 2)
+  # Order and uid do not matter.
+  assert _dependence(*mixed[::-1]) == pytest.approx(_dependence(*mixed))
+
+
+def test_input_dependence_reads_the_first_turn_up_to_the_limit():
+  tail = lambda i, k: _writing(i, 'ab'[k], [1] * 4 + [10 + k], [20 + k])
+  episodes = [tail(0, 0), tail(1, 0), tail(2, 1), tail(3, 1)]
+  assert _dependence(*episodes) == pytest.approx(1.0)
+  mean = metrics.input_dependence(episodes, limit=4)
+  assert mean.total / mean.count == pytest.approx(0.0)
+
+
+def test_input_dependence_needs_two_tasks_and_a_mate():
+  assert metrics.input_dependence([]) is None
+  alone = [_writing(i, str(i), [i]) for i in range(4)]
+  assert metrics.input_dependence(alone) is None
+  group = [_writing(i, 'a', [i]) for i in range(4)]
+  assert metrics.input_dependence(group) is None
+  # An episode without a mate of its own is compared with, but not counted.
+  mean = metrics.input_dependence([*group, _writing(9, 'b', [1])])
+  assert mean.count == 4
+  got = metrics.episode_metrics(alone, [0.0] * 4, [0.0] * 4)
+  assert 'episode/input_dependence' not in got
+
+
+def test_input_dependence_of_noise_is_chance():
+  rng = np.random.default_rng(0)
+  noise = [
+      _writing(i, str(i // 8), rng.integers(0, 20, 12).tolist())
+      for i in range(400)
+  ]
+  assert abs(_dependence(*noise)) < 0.05
 
 
 def test_episode_sums_add_up_over_parts():
