@@ -171,7 +171,7 @@ class Watch:
       base = self._base(SPREAD)
       self._rule(
           'stop_spread',
-          base > _FLAT and values[SPREAD] < options.stop_fraction * base,
+          values[SPREAD] < options.stop_fraction * base,
           options.stop_steps,
           f'in-group reward std was below {options.stop_fraction:g} of its'
           f" first {options.base_steps} steps' {base:.3g} for"

@@ -152,6 +152,9 @@ def test_failing_validations_in_a_row_stop():
   for step, success in enumerate([0.0, 0.009, 0.01, 0.0, 0.0, 0.0, 0.0]):
     assert watch.validation(step, success) == [] and not watch.stop
   # A resumed run may hand in the last one again.
+  saved = watch.state()
+  watch = Watch(WatchOptions(stop=True))
+  watch.restore(saved)
   assert watch.validation(6, 0.0) == [] and not watch.stop
   (line,) = watch.validation(7, 0.0)
   assert '5 validations in a row had an accuracy below 0.01' in line
@@ -167,9 +170,9 @@ def _everything():
       [_step(return_std=0.3 + 0.1 / 3 * i) for i in range(5)]
       + [_step(grad_norm=2.0)]
       + [collapse] * 2
-      + [_step()] * 3
-      + [_step(kept_fraction=0.0)] * 3
-      + [collapse] * 6
+      + [_step()] * 2
+      + [collapse | {'episode/accuracy': 0.1 * i} for i in range(4)]
+      + [_step(kept_fraction=0.0)] * 6
   )
 
 
