@@ -294,6 +294,25 @@ def get_config() -> ConfigDict:
       keep=2,  # checkpoints kept
   )
 
+  config.watch = create(
+      # Signs of collapse are told whatever `stop` says; RAGEN-2's rule.
+      stop=False,  # end RL when the stop rule is met
+      base_steps=10,  # first steps whose mean is a metric's base
+      warn_steps=3,  # consecutive steps that a sign must last
+      spread_fraction=0.2,  # of its base: in-group reward std below it
+      entropy_fraction=0.05,  # of its base: entropy below it
+      repetition_rise=0.2,  # repetition above its base by more
+      dependence_fraction=0.5,  # of its base: input dependence below it
+      spike_factor=10.0,  # gradient norm above so many times the median
+      spike_window=20,  # earlier steps of that median
+      solved=0.9,  # accuracy from which narrowing is success
+      stop_fraction=0.1,  # stop: in-group reward std below this of its base
+      stop_steps=10,  # for so many consecutive steps,
+      stop_empty=5,  # or so many steps whose filter kept no group,
+      stop_validations=5,  # or so many validations
+      stop_success=0.01,  # with an accuracy below this
+  )
+
   config.mesh = create(
       # At most one of them may be -1: all devices that are left.
       data=1,

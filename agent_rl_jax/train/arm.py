@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_rl_jax.data.tasks import make_stream
@@ -22,6 +22,7 @@ from agent_rl_jax.train.loop import Iteration, Trainer
 from agent_rl_jax.train.report.html import write_trajectories
 from agent_rl_jax.train.report.trajectories import make_record
 from agent_rl_jax.train.stage import Stage, write_json
+from agent_rl_jax.train.watch import Watch
 
 # What an evaluation adds to the metrics of its iteration.
 _EVALUATED = ('episode/accuracy', 'reward/total', 'episode/tool_calls')
@@ -96,6 +97,7 @@ class Arm:
       )
     self.held_out = held_out.take(min(wanted, len(held_out.source)))
     self._first_reward: float | None = None
+    self.watch = Watch(settings.watch)
     self._digest = config_lib.digest(config, _FREE)
 
   def run(self, start: Callable[[], Any]) -> ArmResult:
@@ -122,6 +124,7 @@ class Arm:
         self.tasks.restore(host['tasks'])
         self.rewards.restore(host['rewards'])
         self._first_reward = host['first_reward']
+        self.watch.restore(host['watch'])
       stage.begin()
       before = self._compiles.seconds
       watch = metrics_lib.Stopwatch()
@@ -149,6 +152,7 @@ class Arm:
         'tasks': self.tasks.state(),
         'rewards': self.rewards.state(),
         'first_reward': self._first_reward,
+        'watch': self.watch.state(),
     }
 
   def _train(self, state: Any, carried: Any) -> Any:
@@ -156,7 +160,7 @@ class Arm:
     warm = self._compiles.count
     # A process that ended during an evaluation has left it to this one.
     self._evaluate_if_due(state, carried)
-    while not stage.done:
+    while not (stage.done or self.watch.stop):
       iteration = stage.step
       # What an interrupt in this rollout goes back to.
       boundary = self._host_state()
@@ -171,12 +175,16 @@ class Arm:
         raise
       metrics = dict(done.metrics)
       self._account(metrics, done)
+      self._tell(self.watch.step(metrics))
+      metrics['watch/signs'] = float(len(self.watch.told))
       metrics['compile/after_warm_up'] = float(self._compiles.count - warm)
       metrics['time/compiles_in_all'] = float(self._compiles.count)
       self._sample(iteration, done)
       stage.log(metrics)
       stage.save((state, carried), self._host_state())
       self._evaluate_if_due(state, carried)
+    if self.watch.stop:
+      stage.save((state, carried), self._host_state(), force=True)
     return state
 
   def _evaluate_if_due(self, state: Any, carried: Any) -> None:
@@ -184,7 +192,10 @@ class Arm:
     stage, every = self.stage, self.settings.eval.every
     if not (every and stage.step and stage.step % every == 0):
       return
-    if stage.noted('eval/accuracy'):
+    accuracy = stage.noted('eval/accuracy')
+    if accuracy is not None:
+      # The checkpoint is older than its evaluation, and so is the watch.
+      self._tell(self.watch.validation(stage.step, accuracy))
       return
     try:
       values = self._evaluate(state, self.settings.eval.problems).metrics()
@@ -194,6 +205,11 @@ class Arm:
     stage.note(
         {f'eval/{name.partition("/")[2]}': values[name] for name in _EVALUATED}
     )
+    self._tell(self.watch.validation(stage.step, values['episode/accuracy']))
+
+  def _tell(self, lines: Sequence[str]) -> None:
+    for line in lines:
+      self.stage.say(line)
 
   def _account(self, metrics: dict[str, float], done: Iteration) -> None:
     """Adds up the time of the parts; warns of what went wrong."""

@@ -31,6 +31,7 @@ from agent_rl_jax.tools.sandbox.options import SandboxOptions
 from agent_rl_jax.train import config as config_lib
 from agent_rl_jax.train import options, rules
 from agent_rl_jax.train.optimizer import OptimizerOptions
+from agent_rl_jax.train.watch import WatchOptions
 
 _CHAT_OPTIONS = {'tags': TagOptions, 'template': TemplateOptions}
 
@@ -80,6 +81,7 @@ class Settings:
   sft_optimizer: OptimizerOptions
   demonstrations: DemonstrationOptions
   eval: options.EvalOptions
+  watch: WatchOptions
   checkpoint: options.CheckpointOptions
   mesh: MeshOptions
   report: options.ReportOptions
@@ -223,6 +225,7 @@ def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
           config['sft']['demonstrations'], DemonstrationOptions
       ),
       eval=section(_without(config['eval'], 'data'), options.EvalOptions),
+      watch=section(config['watch'], WatchOptions),
       checkpoint=section(config['checkpoint'], options.CheckpointOptions),
       mesh=section(config['mesh'], MeshOptions),
       report=section(config['report'], options.ReportOptions),

@@ -110,13 +110,12 @@ class Stage:
     """Adds to the log of the step that was closed last."""
     self._writers.write(self.step, metrics)
 
-  def noted(self, name: str) -> bool:
-    """Whether the log of the last step holds the metric `name`."""
-    path = self.folder / 'metrics.jsonl'
-    return any(
-        record['step'] == self.step and name in record
-        for record in read_jsonl(path)
-    )
+  def noted(self, name: str) -> float | None:
+    """The metric `name` in the log of the last step; None if it is not."""
+    for record in read_jsonl(self.folder / 'metrics.jsonl'):
+      if record['step'] == self.step and name in record:
+        return float(record[name])
+    return None
 
   def save(
       self, state: Any, host: Mapping[str, Any], force: bool = False

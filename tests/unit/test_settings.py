@@ -20,6 +20,7 @@ from agent_rl_jax.text.template_chat import TemplateOptions
 from agent_rl_jax.tools.sandbox.options import SandboxOptions
 from agent_rl_jax.train import options, settings
 from agent_rl_jax.train.optimizer import OptimizerOptions
+from agent_rl_jax.train.watch import WatchOptions
 from configs import base
 
 # Section -> who reads it, and what it gets from elsewhere.
@@ -45,6 +46,7 @@ READERS = {
     'sft': (options.SftOptions, set()),
     'sft.demonstrations': (DemonstrationOptions, set()),
     'eval': (options.EvalOptions, set()),
+    'watch': (WatchOptions, set()),
     'checkpoint': (options.CheckpointOptions, set()),
     'mesh': (MeshOptions, set()),
     'report': (options.ReportOptions, set()),
