@@ -16,7 +16,7 @@ unset = config_dict.placeholder  # None, until set to a value of the type
 
 
 def optimizer() -> ConfigDict:
-  """Keys of an optimizer; its rate stands in `train.lr` or `sft.lr`."""
+  """Keys of an optimizer; its rate stands beside it, in `train.lr`, ..."""
   return create(
       name='adamw',  # adamw | muon | sgd
       schedule='constant',  # constant | linear | cosine, after the warm-up
@@ -245,6 +245,17 @@ def get_config() -> ConfigDict:
   )
 
   config.optimizer = optimizer()
+
+  config.critic = create(
+      # none | own: a trunk of its own, begun as the policy's | shared: a head
+      # on the policy's trunk.  For the gae estimators.
+      kind='none',
+      lr=1e-3,  # peak learning rate of the critic
+      warmup_updates=0,  # first updates, in which the critic alone moves
+      value_coef=1.0,  # of the value loss beside the policy's
+      stop_gradient=False,  # shared: the value loss trains the head alone
+      optimizer=optimizer(),
+  )
 
   config.train = create(
       iterations=50,  # rollout batches; 0 skips RL

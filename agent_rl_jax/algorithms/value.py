@@ -1,8 +1,8 @@
 """The critic's loss.
 
-Leaves out the critic itself (models) and its targets (`gae`, `turns`).
-Invariant: tokens outside `value_mask`, where there is one, train no value and
-are not counted.
+Leaves out the critic itself (`models/value.py`) and its targets (`gae`,
+`turns`).  Invariant: tokens outside `value_mask`, where there is one, train no
+value and are not counted.
 """
 
 from __future__ import annotations
@@ -10,11 +10,31 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from agent_rl_jax.algorithms import masked
+from agent_rl_jax.algorithms import masked, returns
 from agent_rl_jax.algorithms.options import LossOptions
-from agent_rl_jax.batch import LossBatch, Mean
+from agent_rl_jax.batch import (
+    Advantages,
+    LossBatch,
+    Mean,
+    Scores,
+    TrajectoryBatch,
+)
 
 Array = jax.Array
+
+
+def _trained(batch: LossBatch) -> Array:
+  """bool: tokens whose value is trained."""
+  trained_BxT = batch.mask & (batch.weight != 0)
+  if batch.value_mask is not None:
+    trained_BxT = trained_BxT & batch.value_mask
+  return trained_BxT
+
+
+def loss_count(batch: LossBatch) -> Array:
+  """What the value loss is divided by: its tokens' denominators, summed."""
+  denominator = batch.weight if batch.denominator is None else batch.denominator
+  return masked.masked_sum(denominator, _trained(batch))
 
 
 def value_loss(
@@ -42,9 +62,7 @@ def value_loss(
         f'value_clip={options.value_clip} needs LossBatch.old_values: score '
         'the batch with the critic, or set value_clip=0'
     )
-  trained_BxT = batch.mask & (batch.weight != 0)
-  if batch.value_mask is not None:
-    trained_BxT = trained_BxT & batch.value_mask
+  trained_BxT = _trained(batch)
 
   def chosen(x_BxT):
     return jnp.where(trained_BxT, masked.real(x_BxT), 0)
@@ -66,8 +84,25 @@ def value_loss(
     )
     error_BxT = jnp.maximum(error_BxT, clipped_BxT)
   weight_BxT = chosen(batch.weight)
-  denominator = batch.weight if batch.denominator is None else batch.denominator
-  loss = Mean(jnp.sum(weight_BxT * error_BxT) / 2, jnp.sum(chosen(denominator)))
+  loss = Mean(jnp.sum(weight_BxT * error_BxT) / 2, loss_count(batch))
   metrics['value/prediction'] = Mean(jnp.sum(values_BxT), count)
   metrics['value/target'] = Mean(jnp.sum(targets_BxT), count)
   return loss, jax.tree.map(jax.lax.stop_gradient, metrics)
+
+
+def explained_variance(
+    batch: TrajectoryBatch, scores: Scores, advantages: Advantages
+) -> Mean:
+  """1 - Var(target - value) / Var(target) over tokens whose value is trained.
+
+  1 for a critic that is always right, 0 for one that says a constant, below 0
+  for a worse one; 0 when all targets are equal.
+  """
+  trained_BxT = returns.sampled(batch)
+  if advantages.value_mask is not None:
+    trained_BxT = trained_BxT & advantages.value_mask
+  targets_BxT = advantages.value_targets
+  variance = masked.masked_variance(targets_BxT, trained_BxT)
+  left = masked.masked_variance(targets_BxT - scores.values, trained_BxT)
+  some = masked.spread(targets_BxT, trained_BxT) > masked.SPREAD_TOLERANCE
+  return Mean(jnp.where(some, variance - left, 0), jnp.where(some, variance, 0))

@@ -1,8 +1,8 @@
 """Teacher-forced log-probs and entropies, with the head in pieces.
 
-The shift by one happens here and nowhere else: `logprobs[t]` belongs to
-`tokens[t]` and is predicted from position t-1 of the same segment; the first
-token of a segment has none and gets 0.  Full logits never exist: each piece
+The shift by one happens here and nowhere else (`shifted`): `logprobs[t]`
+belongs to `tokens[t]` and is predicted from position t-1 of the same segment;
+the first token of a segment has none and gets 0.  Full logits never exist: each piece
 of the time axis is rematerialized in the backward pass.
 """
 
@@ -38,6 +38,17 @@ def scaled_log_softmax(logits: Array, temperature: Array | float) -> Array:
   return jax.nn.log_softmax(logits / scale, axis=-1)
 
 
+def shifted(x_BxT: Array, segment_BxT: Array) -> Array:
+  """What position t-1 says about token t, [B, T]: x moved one to the right.
+
+  0 where a segment begins and on padding.
+  """
+  inside = (segment_BxT[:, 1:] == segment_BxT[:, :-1]) & (
+      segment_BxT[:, 1:] > 0
+  )
+  return jnp.pad(jnp.where(inside, x_BxT[:, :-1], 0.0), ((0, 0), (1, 0)))
+
+
 def token_logprobs(
     config: ModelConfig,
     params: policy.Params,
@@ -63,6 +74,21 @@ def token_logprobs(
   x = policy.hidden(
       config, params, tokens_BxT, positions_BxT, segment_BxT, part
   )
+  return hidden_logprobs(
+      config, params, x, tokens_BxT, segment_BxT, temperature, part
+  )
+
+
+def hidden_logprobs(
+    config: ModelConfig,
+    params: policy.Params,
+    hidden_BxTxD: Array,
+    tokens_BxT: Array,
+    segment_BxT: Array,
+    temperature: Array | float = 1.0,
+    part: Partition = Partition(),  # noqa: B008 (frozen)
+) -> tuple[Array, Array]:
+  """`token_logprobs` from final hidden states that are there already."""
   b, t = tokens_BxT.shape
   # Position t-1 predicts token t; what position T-1 predicts is dropped.
   targets = jnp.concatenate([tokens_BxT[:, 1:], tokens_BxT[:, :1]], axis=1)
@@ -77,17 +103,15 @@ def token_logprobs(
     return chosen, entropy
 
   if pieces == 1:
-    chosen, entropy = piece((x, targets))
+    chosen, entropy = piece((hidden_BxTxD, targets))
   else:
     cut = lambda a: jnp.moveaxis(
         a.reshape(b, pieces, t // pieces, *a.shape[2:]), 1, 0
     )
-    chosen, entropy = jax.lax.map(jax.checkpoint(piece), (cut(x), cut(targets)))
+    chosen, entropy = jax.lax.map(
+        jax.checkpoint(piece), (cut(hidden_BxTxD), cut(targets))
+    )
     join = lambda a: jnp.moveaxis(a, 0, 1).reshape(b, t)
     chosen, entropy = join(chosen), join(entropy)
 
-  inside = (segment_BxT[:, 1:] == segment_BxT[:, :-1]) & (
-      segment_BxT[:, 1:] > 0
-  )
-  shift = lambda a: jnp.pad(jnp.where(inside, a[:, :-1], 0.0), ((0, 0), (1, 0)))
-  return shift(chosen), shift(entropy)
+  return shifted(chosen, segment_BxT), shifted(entropy, segment_BxT)

@@ -33,9 +33,13 @@ from agent_rl_jax.train.update import Update
 _FREE = (
     *config_lib.FREE,
     'algorithm',
+    'critic',
     'data',
     'env',
+    'filter',
     'optimizer',
+    'overlong',
+    'replay',
     'rewards',
     'rollout',
     'tools',

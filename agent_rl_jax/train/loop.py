@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from agent_rl_jax.algorithms import advantages as advantages_lib
-from agent_rl_jax.algorithms import corrections, returns
+from agent_rl_jax.algorithms import corrections, returns, value
 from agent_rl_jax.batch import Mean, Scores, TrajectoryBatch
 from agent_rl_jax.rollout.collate import collate
 from agent_rl_jax.rollout.engine import Engine
@@ -24,12 +24,13 @@ from agent_rl_jax.rollout.live import Request
 from agent_rl_jax.rollout.slots import Purpose
 from agent_rl_jax.train import metrics as metrics_lib
 from agent_rl_jax.train.evaluate import Scored, score
-from agent_rl_jax.train.optimizer import make_optimizer
+from agent_rl_jax.train.optimizer import make_optimizers
 from agent_rl_jax.train.pack import max_micro, minibatch_plan
 from agent_rl_jax.train.parts import Parts
 from agent_rl_jax.train.score import (
     logprob_gap,
     make_score_step,
+    make_value_step,
     score_batch,
 )
 from agent_rl_jax.train.state import (
@@ -61,7 +62,13 @@ class Trainer:
     self.rows = train.prompts * train.samples
     self.reference = algorithm.kl != 'none'
     self._patience = settings.rollout.step_timeout
-    self.tx = make_optimizer(settings.optimizer, trainable_axes(parts.model))
+    self.critic = settings.critic
+    optimizers = {'policy': settings.optimizer}
+    if self.critic.kind != 'none':
+      optimizers['critic'] = settings.critic_optimizer
+    self.tx = make_optimizers(
+        optimizers, trainable_axes(parts.model, self.critic.kind)
+    )
     temperature = settings.rollout.temperature
     self._score = make_score_step(
         parts.model,
@@ -69,6 +76,15 @@ class Trainer:
         temperature=temperature,
         part=parts.train_part,
     )
+    self._value = None
+    if self.critic.kind != 'none':
+      self._value = make_value_step(
+          parts.model,
+          micro_batch=train.micro_batch,
+          logprobs=train.old_logprobs == 'recompute',
+          temperature=temperature,
+          part=parts.train_part,
+      )
     groups = -(-train.prompts // train.mini_batches)
     self.update = Update(
         parts.model,
@@ -80,6 +96,8 @@ class Trainer:
         max_grad_norm=settings.optimizer.max_grad_norm,
         temperature=temperature,
         reference=self.reference,
+        critic=self.critic,
+        critic_grad_norm=settings.critic_optimizer.max_grad_norm,
         part=parts.train_part,
     )
     self._prepare = jax.jit(functools.partial(_prepare, algorithm))
@@ -93,6 +111,7 @@ class Trainer:
         jax.random.key(parts.settings.seed),
         params=params,
         reference=self.reference,
+        critic=self.critic.kind,
         part=parts.train_part,
     )
     return state, self.update.put(advantages_lib.initial_state(self.algorithm))
@@ -113,6 +132,7 @@ class Trainer:
         parts.model,
         self.tx,
         reference=self.reference,
+        critic=self.critic.kind,
         part=parts.train_part,
     )
     return state, carried
@@ -260,6 +280,7 @@ class Trainer:
         on_device,
         self.update.put(np.int32(max_micro(rows, self.train.micro_batch))),
         recompute=self.train.old_logprobs == 'recompute',
+        value_step=self._value,
     )
     return scores, on_device
 
@@ -274,6 +295,10 @@ def _prepare(options, batch, scores, carried):
   result = advantages_lib.estimate(batch, scores, carried, options)
   fix = corrections.correct(batch, scores, options)
   sums = advantages_lib.group_metrics(batch) | fix.metrics
+  if scores.values is not None:
+    sums['value/explained_variance'] = value.explained_variance(
+        batch, scores, result
+    )
   if fix.keep is not None:
     batch = batch.replace(action_mask=batch.action_mask & fix.keep)
   return result, fix.weight, batch, sums

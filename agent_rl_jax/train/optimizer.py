@@ -10,7 +10,7 @@ layer-stacked leaf [L, D, F] is treated as L matrices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -191,3 +191,45 @@ def make_optimizer(
     return learning_rate(options, count)
 
   return OPTIMIZERS[options.name](options, rate, axes)
+
+
+def make_optimizers(
+    options: Mapping[str, OptimizerOptions], axes: Mapping[str, Axes]
+) -> optax.GradientTransformation:
+  """One optimizer for each top-level key of the parameters.
+
+  Args:
+    options: By key; each key's schedule counts its own updates.
+    axes: Of the whole tree, by the same keys.
+
+  Returns:
+    With one key `make_optimizer` of it; else a transformation whose state is
+    {key: state of that key's optimizer}.
+  """
+  if set(options) != set(axes):
+    raise ValueError(
+        f'optimizers for {sorted(options)} and parameters {sorted(axes)}: give'
+        ' one for each'
+    )
+  chains = {
+      name: make_optimizer(options[name], {name: axes[name]}) for name in axes
+  }
+  if len(chains) == 1:
+    return next(iter(chains.values()))
+
+  def init(params):
+    return {
+        name: chain.init({name: params[name]}) for name, chain in chains.items()
+    }
+
+  def update(updates, state, params):
+    out, after = {}, {}
+    for name, chain in chains.items():
+      only = lambda tree, name=name: {name: tree[name]}
+      moved, after[name] = chain.update(
+          only(updates), state[name], only(params)
+      )
+      out |= moved
+    return out, after
+
+  return optax.GradientTransformation(init, update)

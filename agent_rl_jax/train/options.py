@@ -10,6 +10,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from agent_rl_jax.models.value import CRITICS
+
 OLD_LOGPROBS = ('recompute', 'sampler')
 ADMITTED = ('kept', 'mixed')
 
@@ -121,6 +123,40 @@ class ReplayOptions:
     if self.admit not in ADMITTED:
       raise ValueError(
           f'replay.admit={self.admit!r} is none of {", ".join(ADMITTED)}'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticOptions:
+  """The critic.
+
+  Attributes:
+    kind: One of `models.value.CRITICS`.
+    lr: Peak learning rate.
+    warmup_updates: First updates of the run, in which the critic alone moves.
+    value_coef: Of the value loss in the sum of losses.
+    stop_gradient: Keep the value loss away from a shared trunk.
+  """
+
+  kind: str = 'none'
+  lr: float = 1e-3
+  warmup_updates: int = 0
+  value_coef: float = 1.0
+  stop_gradient: bool = False
+
+  def __post_init__(self):
+    if self.kind not in CRITICS:
+      raise ValueError(
+          f'critic.kind={self.kind!r} is none of {", ".join(CRITICS)}'
+      )
+    _at_least('critic', self, 0, 'warmup_updates')
+    for name in ('lr', 'value_coef'):
+      if not getattr(self, name) > 0:
+        raise ValueError(f'critic.{name}={getattr(self, name)} must be above 0')
+    if self.stop_gradient and self.kind != 'shared':
+      raise ValueError(
+          f'critic.stop_gradient with critic.kind={self.kind!r}: only a shared'
+          ' trunk sees the value loss; unset it'
       )
 
 

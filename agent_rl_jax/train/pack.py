@@ -250,6 +250,7 @@ def pack(
       reference_logprobs=lay(scores.reference_logprobs),
       value_targets=lay(advantages.value_targets),
       old_values=lay(scores.values),
+      value_mask=lay(advantages.value_mask),
   )
 
 

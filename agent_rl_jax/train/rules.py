@@ -120,8 +120,15 @@ def _kl(s: Settings) -> str | None:
 
 
 def _warmup(s: Settings) -> str | None:
+  critic = s.critic.warmup_updates
+  if s.total_updates and critic >= s.total_updates:
+    return (
+        f'critic.warmup_updates={critic} is not below the {s.total_updates}'
+        ' updates of the run: the policy would never move'
+    )
   for name, optimizer, updates in (
-      ('optimizer', s.optimizer, s.total_updates),
+      ('optimizer', s.optimizer, s.total_updates - critic),
+      ('critic.optimizer', s.critic_optimizer, s.total_updates),
       ('sft.optimizer', s.sft_optimizer, s.sft.exercise_steps + s.sft.steps),
   ):
     if updates and optimizer.warmup >= updates:
@@ -270,10 +277,16 @@ def _double_correction(s: Settings) -> str | None:
 
 def _estimator(s: Settings) -> str | None:
   name = s.algorithm.advantage
-  if name in NEEDS_VALUES:
+  if name in NEEDS_VALUES and s.critic.kind == 'none':
     return (
-        f'algorithm.advantage={name!r} needs values, and the training loop has'
-        ' no critic yet; choose an estimator without one'
+        f'algorithm.advantage={name!r} needs values: set critic.kind to'
+        " 'own' or 'shared', or choose an estimator without a critic"
+    )
+  if name not in NEEDS_VALUES and s.critic.kind != 'none':
+    return (
+        f'critic.kind={s.critic.kind!r} with algorithm.advantage={name!r},'
+        " which reads no values: set critic.kind='none', or one of"
+        f' {sorted(NEEDS_VALUES)}'
     )
   if name in NEEDS_GREEDY_BASELINE:
     return (

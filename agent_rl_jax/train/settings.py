@@ -76,6 +76,8 @@ class Settings:
   overlong: options.OverlongOptions
   replay: options.ReplayOptions
   optimizer: OptimizerOptions
+  critic: options.CriticOptions
+  critic_optimizer: OptimizerOptions
   train: options.TrainOptions
   sft: options.SftOptions
   sft_optimizer: OptimizerOptions
@@ -145,6 +147,20 @@ def _data(config: Mapping[str, Any], base: Mapping[str, Any], env: str):
   return config_lib.section(config, DataOptions, env=env)
 
 
+def _critic(config: Mapping[str, Any], base: Mapping[str, Any]):
+  if config['kind'] == 'none':
+    _set_but_unread(
+        'critic',
+        config_lib.flatten(config),
+        config_lib.flatten(base),
+        ('kind',),
+        "critic.kind is 'none'",
+    )
+  return config_lib.section(
+      _without(config, 'optimizer'), options.CriticOptions
+  )
+
+
 def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
   """Builds and checks the settings of a run.
 
@@ -182,6 +198,7 @@ def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
   sft = section(
       _without(config['sft'], 'optimizer', 'demonstrations'), options.SftOptions
   )
+  critic = _critic(config['critic'], base['critic'])
   updates = train.iterations * train.epochs * train.mini_batches
   settings = Settings(
       seed=config['seed'],
@@ -208,7 +225,18 @@ def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
           config['optimizer'],
           OptimizerOptions,
           lr=train.lr,
-          total=max(updates, config['optimizer']['warmup'] + 1),
+          # While the critic warms up, the policy's schedule stands still.
+          total=max(
+              updates - critic.warmup_updates,
+              config['optimizer']['warmup'] + 1,
+          ),
+      ),
+      critic=critic,
+      critic_optimizer=section(
+          config['critic']['optimizer'],
+          OptimizerOptions,
+          lr=critic.lr,
+          total=max(updates, config['critic']['optimizer']['warmup'] + 1),
       ),
       train=train,
       sft=sft,

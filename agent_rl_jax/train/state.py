@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agent_rl_jax.models import policy
+from agent_rl_jax.models import policy, value
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.parallel.rules import Partition
 
@@ -29,7 +29,7 @@ class TrainState:
     step: int32 [], updates attempted, skipped ones included.
     skipped: int32 [], updates that changed nothing: their gradient was not
       finite, or no token had weight.
-    trainable: {'policy': parameters}.
+    trainable: {'policy': parameters}, and 'critic' if there is one.
     frozen: {'policy': parameters of the reference} or None.
     opt_state: State of the optimizer of `trainable`.
   """
@@ -41,18 +41,32 @@ class TrainState:
   opt_state: Any
 
 
-def trainable_axes(config: ModelConfig) -> dict[str, Any]:
-  """Logical axes of `TrainState.trainable`; what `make_optimizer` takes."""
-  return {'policy': policy.axes(config)}
+def trainable_axes(config: ModelConfig, critic: str = 'none') -> dict[str, Any]:
+  """Logical axes of `TrainState.trainable`; what `make_optimizer` takes.
+
+  Args:
+    config: Shape of the policy.
+    critic: One of `value.CRITICS`.
+  """
+  axes = {'policy': policy.axes(config)}
+  if critic != 'none':
+    axes['critic'] = value.axes(config, critic)
+  return axes
 
 
 def _build(
-    params: Any, tx: optax.GradientTransformation, reference: bool
+    config: ModelConfig,
+    params: Any,
+    tx: optax.GradientTransformation,
+    reference: bool,
+    critic: str,
 ) -> TrainState:
   # Copies, because the state is donated: it may share no buffer with the
   # caller's parameters, nor its reference with its policy.
   copy = lambda tree: jax.tree.map(jnp.copy, tree)
   trainable = {'policy': copy(params)}
+  if critic != 'none':
+    trainable['critic'] = value.init(config, critic, params)
   return TrainState(
       step=jnp.zeros((), jnp.int32),
       skipped=jnp.zeros((), jnp.int32),
@@ -63,10 +77,15 @@ def _build(
 
 
 def _shapes(
-    config: ModelConfig, tx: optax.GradientTransformation, reference: bool
+    config: ModelConfig,
+    tx: optax.GradientTransformation,
+    reference: bool,
+    critic: str,
 ) -> TrainState:
   return jax.eval_shape(
-      lambda key: _build(policy.init(config, key), tx, reference),
+      lambda key: _build(
+          config, policy.init(config, key), tx, reference, critic
+      ),
       jax.random.key(0),
   )
 
@@ -76,13 +95,14 @@ def state_shardings(
     tx: optax.GradientTransformation,
     *,
     reference: bool = False,
+    critic: str = 'none',
     part: Partition = Partition(),  # noqa: B008 (frozen)
 ) -> TrainState | None:
   """Sharding of every leaf of the state; None without a mesh."""
   if part.mesh is None:
     return None
-  shapes = _shapes(config, tx, reference)
-  trainable = part.tree(trainable_axes(config))
+  shapes = _shapes(config, tx, reference, critic)
+  trainable = part.tree(trainable_axes(config, critic))
   by_path = dict(jax.tree_util.tree_leaves_with_path(trainable))
 
   def of_optimizer(path, leaf):
@@ -110,11 +130,14 @@ def abstract_state(
     tx: optax.GradientTransformation,
     *,
     reference: bool = False,
+    critic: str = 'none',
     part: Partition = Partition(),  # noqa: B008 (frozen)
 ) -> TrainState:
   """The state as ShapeDtypeStructs with shardings, for restoring."""
-  shapes = _shapes(config, tx, reference)
-  shardings = state_shardings(config, tx, reference=reference, part=part)
+  shapes = _shapes(config, tx, reference, critic)
+  shardings = state_shardings(
+      config, tx, reference=reference, critic=critic, part=part
+  )
   if shardings is None:
     return shapes
   return jax.tree.map(
@@ -133,32 +156,36 @@ def init_state(
     *,
     params: Any = None,
     reference: bool = False,
+    critic: str = 'none',
     part: Partition = Partition(),  # noqa: B008 (frozen)
 ) -> TrainState:
   """A state at step 0, made where it will live.
 
   Args:
     config: Shape of the policy.
-    tx: Optimizer of `{'policy': parameters}`.
+    tx: Optimizer of `{'policy': parameters}`, and of 'critic' with one.
     key: Of the fresh parameters; the values do not depend on the mesh.
     params: Parameters to start from (loaded, or of an earlier stage) instead
       of fresh ones; they are copied and cast to `config.param_dtype`.
     reference: Keep the starting parameters as the frozen reference.
+    critic: One of `value.CRITICS`; an own trunk begins as the policy's.
     part: Mesh and rules.
 
   Raises:
     ValueError: when `params` is another tree than `config` describes.
   """
-  shardings = state_shardings(config, tx, reference=reference, part=part)
+  shardings = state_shardings(
+      config, tx, reference=reference, critic=critic, part=part
+  )
   jit = lambda fn: jax.jit(fn, out_shardings=shardings)
+  build = lambda params: _build(config, params, tx, reference, critic)
   if params is None:
-    return jit(lambda key: _build(policy.init(config, key), tx, reference))(key)
-  want = _shapes(config, tx, False).trainable['policy']
+    return jit(lambda key: build(policy.init(config, key)))(key)
+  want = _shapes(config, tx, False, critic).trainable['policy']
   _check_params(params, want)
 
   def from_params(params):
-    cast = jax.tree.map(lambda x, w: x.astype(w.dtype), params, want)
-    return _build(cast, tx, reference)
+    return build(jax.tree.map(lambda x, w: x.astype(w.dtype), params, want))
 
   if shardings is not None:
     params = jax.device_put(params, shardings.trainable['policy'])

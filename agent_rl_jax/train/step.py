@@ -1,14 +1,16 @@
 """The train step: micro-batches of a LossBatch into one optimizer update.
 
-One function for RL and SFT, for one device and for a mesh.  Leaves out what
-the loss is (`algorithms`) and how rows were packed.  Invariants: gradients,
-losses and metrics are sums over micro-batches, divided once, so the result
-does not depend on how tokens are split; an update whose gradient is not finite
-leaves parameters and optimizer state as they were and is counted.
+One function for RL and SFT, with and without a critic, for one device and for
+a mesh.  Leaves out what the losses are (`algorithms`) and how rows were packed.
+Invariants: gradients, losses and metrics are sums over micro-batches, divided
+once, each loss by its own count, so the result does not depend on how tokens
+are split; an update whose gradient is not finite leaves parameters and
+optimizer state as they were and is counted.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +20,12 @@ import optax
 
 from agent_rl_jax.algorithms.losses import policy_loss
 from agent_rl_jax.algorithms.options import LossOptions
+from agent_rl_jax.algorithms.value import loss_count, value_loss
 from agent_rl_jax.batch import LossBatch, Mean
 from agent_rl_jax.models.config import ModelConfig
-from agent_rl_jax.models.logprobs import token_logprobs
+from agent_rl_jax.models.value import logprobs_and_values
 from agent_rl_jax.parallel.rules import Partition
+from agent_rl_jax.train.options import CriticOptions
 from agent_rl_jax.train.state import TrainState, state_shardings, trainable_axes
 
 Array = jax.Array
@@ -39,50 +43,77 @@ def _gap(logprobs: Array, micro: LossBatch) -> tuple[Mean, Array]:
   return Mean(jnp.sum(gap), jnp.sum(active, dtype=jnp.float32)), jnp.max(gap)
 
 
+def _value_scale(batch: LossBatch, num_micro: Array, coef: float) -> Array:
+  """What a value-loss total weighs beside a policy-loss total.
+
+  The sum of both is divided by the policy's count; so that the value loss is
+  divided by its own, it is first multiplied by their ratio.
+  """
+  read = jnp.arange(batch.tokens.shape[0]) < num_micro
+  batch = batch.replace(mask=batch.mask & read[:, None, None])
+  count = loss_count(batch)
+  whole = loss_count(batch.replace(value_mask=None))
+  return jnp.where(
+      count > 0, coef * whole / jnp.where(count > 0, count, 1), 0.0
+  )
+
+
 def make_gradient(
     config: ModelConfig,
     options: LossOptions,
     *,
     temperature: float = 1.0,
+    critic: CriticOptions = CriticOptions(),  # noqa: B008 (frozen)
     part: Partition = Partition(),  # noqa: B008 (frozen)
 ) -> Callable[..., tuple[Any, Metrics, dict[str, Array]]]:
   """Builds `(trainable, batch, num_micro, kl_coef) -> (gradient, ...)`.
 
   The gradient is that of total / count over the first `num_micro`
-  micro-batches, accumulated in float32.  Returns (gradient, metrics, maxima);
-  metrics['train/loss'] holds the loss.  Arguments as in `make_train_step`.
+  micro-batches, accumulated in float32; with a critic, that of the policy
+  loss plus value_coef times the value loss.  Returns (gradient, metrics,
+  maxima); metrics['train/loss'] holds the policy loss and
+  metrics['value/loss'] the other.  Arguments as in `make_train_step`.
   """
   sampled = options.loss != 'sft'
 
-  def micro_loss(trainable, micro: LossBatch, kl_coef):
-    logprobs, entropy = token_logprobs(
+  def micro_loss(trainable, micro: LossBatch, kl_coef, value_scale):
+    logprobs, entropy, values = logprobs_and_values(
         config,
-        trainable['policy'],
+        trainable,
         micro.tokens,
         micro.positions,
         micro.segment,
         temperature,
+        critic.stop_gradient,
         part,
     )
     mean, metrics = policy_loss(logprobs, entropy, micro, options, kl_coef)
-    metrics, maxima = dict(metrics), {}
+    total, metrics, maxima = mean.total, dict(metrics), {}
     metrics['train/loss'] = jax.lax.stop_gradient(mean)
+    if values is not None:
+      mean, more = value_loss(values, micro, options)
+      total = total + value_scale * mean.total
+      metrics |= more | {'value/loss': jax.lax.stop_gradient(mean)}
     if sampled:
       gap, worst = _gap(logprobs, micro)
       metrics['policy/drift'] = gap
       maxima['policy/drift_max'] = worst
-    return mean.total, (metrics, maxima)
+    return total, (metrics, maxima)
 
   def gradient(trainable, batch: LossBatch, num_micro, kl_coef):
     pin = lambda grads: grads
     if part.mesh is not None:
-      shardings = part.tree(trainable_axes(config))
+      shardings = part.tree(trainable_axes(config, critic.kind))
       pin = lambda grads: jax.lax.with_sharding_constraint(grads, shardings)
+    num_micro = jnp.minimum(num_micro, batch.tokens.shape[0])
+    value_scale = None
+    if critic.kind != 'none':
+      value_scale = _value_scale(batch, num_micro, critic.value_coef)
 
     def micro_gradient(i):
       micro = jax.tree.map(lambda x: x[i], batch)
       (_, aux), grads = jax.value_and_grad(micro_loss, has_aux=True)(
-          trainable, micro, kl_coef
+          trainable, micro, kl_coef, value_scale
       )
       return jax.tree.map(lambda g: g.astype(jnp.float32), grads), aux
 
@@ -101,13 +132,34 @@ def make_gradient(
         lambda x: jnp.zeros(x.shape, x.dtype), tree
     )
     carry = (pin(zeros(grads)), zeros(metrics), zeros(maxima))
-    num_micro = jnp.minimum(num_micro, batch.tokens.shape[0])
     grads, metrics, maxima = jax.lax.fori_loop(0, num_micro, body, carry)
     count = metrics['train/loss'].count
     scale = jnp.where(count > 0, 1 / jnp.where(count > 0, count, 1), 0.0)
     return jax.tree.map(lambda g: g * scale, grads), metrics, maxima
 
   return gradient
+
+
+def _clip(
+    grads: dict[str, Any],
+    norms: dict[str, Array],
+    limits: dict[str, float],
+    finite: Array,
+) -> tuple[dict[str, Any], dict[str, Array]]:
+  """Each top-level key's gradient within its own norm, and which were cut."""
+  out, clipped = {}, {}
+  for name, limit in limits.items():
+    out[name], clipped[name] = grads[name], jnp.zeros((), bool)
+    if limit > 0:
+      cut = finite & (norms[name] > limit)
+      scale = jnp.where(cut, limit / norms[name], 1.0)
+      out[name] = jax.tree.map(lambda g, s=scale: g * s, grads[name])
+      clipped[name] = cut
+  return out, clipped
+
+
+def _keep(apply: Array, new: Any, old: Any) -> Any:
+  return jax.tree.map(lambda a, b: jnp.where(apply, a, b), new, old)
 
 
 def make_train_step(
@@ -118,6 +170,8 @@ def make_train_step(
     max_grad_norm: float = 0.0,
     temperature: float = 1.0,
     reference: bool = False,
+    critic: CriticOptions = CriticOptions(),  # noqa: B008 (frozen)
+    critic_grad_norm: float = 0.0,
     part: Partition = Partition(),  # noqa: B008 (frozen)
 ) -> TrainStep:
   """Compiled `(state, batch, num_micro, kl_coef) -> (state, metrics)`.
@@ -128,57 +182,81 @@ def make_train_step(
 
   Args:
     config: Shape of the policy.
-    tx: Optimizer, as in `init_state`.
-    options: The loss and its terms; static.
-    max_grad_norm: Global-norm clip; 0 for none.
+    tx: Optimizer, as in `init_state`; with a critic from `make_optimizers`.
+    options: The losses and their terms; static.
+    max_grad_norm: Global-norm clip of the policy's gradient; 0 for none.
     temperature: That of the sampling.
     reference: Whether the state has a frozen reference.
+    critic: Which critic the state has, and how its loss counts.
+    critic_grad_norm: Global-norm clip of the critic's gradient; 0 for none.
     part: Mesh and rules; pins the sharding of every output.
 
   Returns:
     The step.  Metrics are Means: those of the loss, 'train/loss',
     'train/grad_norm' (before the clip; finite ones), 'train/clipped',
     'train/skipped', 'policy/drift' and its maximum (Mean of count 1): how far
-    the current policy's log-probs are from the sampler's.
+    the current policy's log-probs are from the sampler's.  With a critic
+    those of the value loss too, 'value/loss', 'value/grad_norm' and
+    'value/clipped'.  While the critic warms up the policy and the state of its
+    optimizer keep every bit, and its gradient is a metric alone.
   """
-  gradient = make_gradient(config, options, temperature=temperature, part=part)
+  gradient = make_gradient(
+      config, options, temperature=temperature, critic=critic, part=part
+  )
+  limits = {'policy': max_grad_norm}
+  if critic.kind != 'none':
+    limits['critic'] = critic_grad_norm
 
   def step(state: TrainState, batch: LossBatch, num_micro, kl_coef):
     grads, metrics, maxima = gradient(
         state.trainable, batch, num_micro, kl_coef
     )
-    norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm)
+    norms = {name: optax.tree.norm(grads[name]) for name in limits}
+    finite = functools.reduce(
+        jnp.logical_and, map(jnp.isfinite, norms.values())
+    )
+    grads, clipped = _clip(grads, norms, limits, finite)
     # Without tokens there is no gradient, and momentum alone is no update.
-    apply = finite & (metrics['train/loss'].count > 0)
-    clipped = jnp.zeros((), bool)
-    if max_grad_norm > 0:
-      clipped = finite & (norm > max_grad_norm)
-      scale = jnp.where(clipped, max_grad_norm / norm, 1.0)
-      grads = jax.tree.map(lambda g: g * scale, grads)
+    apply = {'policy': finite & (metrics['train/loss'].count > 0)}
+    if critic.kind != 'none':
+      apply['critic'] = finite & (metrics['value/loss'].count > 0)
+      apply['policy'] &= state.step >= critic.warmup_updates
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.trainable)
     updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
     trainable = optax.apply_updates(state.trainable, updates)
-    keep = lambda new, old: jnp.where(apply, new, old)
+    if critic.kind == 'none':
+      opt_state = _keep(apply['policy'], opt_state, state.opt_state)
+    else:
+      opt_state = {
+          name: _keep(apply[name], opt_state[name], state.opt_state[name])
+          for name in apply
+      }
+    skipped = ~functools.reduce(jnp.logical_or, apply.values())
     one = jnp.ones((), jnp.float32)
     number = lambda flag: flag.astype(jnp.float32)
     metrics |= {name: Mean(value, one) for name, value in maxima.items()}
-    metrics |= {
-        'train/grad_norm': Mean(jnp.where(finite, norm, 0), number(finite)),
-        'train/clipped': Mean(number(clipped), one),
-        'train/skipped': Mean(number(~apply), one),
-    }
+    for name, area in (('policy', 'train'), ('critic', 'value')):
+      if name in limits:
+        norm = jnp.where(finite, norms[name], 0)
+        metrics[f'{area}/grad_norm'] = Mean(norm, number(finite))
+        metrics[f'{area}/clipped'] = Mean(number(clipped[name]), one)
+    metrics['train/skipped'] = Mean(number(skipped), one)
     return (
         state.replace(
             step=state.step + 1,
-            skipped=state.skipped + (~apply).astype(jnp.int32),
-            trainable=jax.tree.map(keep, trainable, state.trainable),
-            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            skipped=state.skipped + skipped.astype(jnp.int32),
+            trainable={
+                name: _keep(apply[name], trainable[name], state.trainable[name])
+                for name in apply
+            },
+            opt_state=opt_state,
         ),
         metrics,
     )
 
-  shardings = state_shardings(config, tx, reference=reference, part=part)
+  shardings = state_shardings(
+      config, tx, reference=reference, critic=critic.kind, part=part
+  )
   if shardings is None:
     return jax.jit(step, donate_argnums=0)
   return jax.jit(

@@ -19,6 +19,7 @@ from agent_rl_jax.batch import Advantages, Mean, Scores, TrajectoryBatch
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.parallel.rules import Partition
 from agent_rl_jax.train import pack as pack_lib
+from agent_rl_jax.train.options import CriticOptions
 from agent_rl_jax.train.state import TrainState
 from agent_rl_jax.train.step import make_train_step
 
@@ -40,6 +41,8 @@ class Update:
       max_grad_norm: float,
       temperature: float = 1.0,
       reference: bool = False,
+      critic: CriticOptions = CriticOptions(),  # noqa: B008 (frozen)
+      critic_grad_norm: float = 0.0,
       part: Partition,
   ):
     """Makes the compiled functions.
@@ -47,13 +50,15 @@ class Update:
     Args:
       model: Shape of the policy.
       tx: Optimizer.
-      options: The loss.
+      options: The losses.
       rows: Most rows of one mini-batch.
       pack_len: Bin lengths; the shortest that holds a mini-batch is used.
       micro_batch: Bins of one forward and backward pass.
       max_grad_norm: Global-norm clip, 0 for none.
       temperature: Of the sampling.
       reference: Whether the state has a frozen reference.
+      critic: Which critic the state has.
+      critic_grad_norm: Global-norm clip of its gradient, 0 for none.
       part: Training mesh and rules.
     """
     self._buckets = tuple(sorted(pack_len))
@@ -77,6 +82,8 @@ class Update:
         max_grad_norm=max_grad_norm,
         temperature=temperature,
         reference=reference,
+        critic=critic,
+        critic_grad_norm=critic_grad_norm,
         part=part,
     )
     self._part = part
