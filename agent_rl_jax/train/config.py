@@ -209,13 +209,26 @@ def load(
   the file lacks (an older run) keeps its value from `base`.
   """
   saved = flatten(json.loads(pathlib.Path(path).read_text('utf-8')))
+  try:
+    return updated(base, saved)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+
+
+def updated(
+    base: Mapping[str, Any], flat: Mapping[str, Any]
+) -> config_dict.ConfigDict:
+  """A copy of `base`, locked, with the values of {'section.key': value}.
+
+  Raises ValueError when a key is unknown to `base`.
+  """
   config = config_dict.ConfigDict(
       base.to_dict() if hasattr(base, 'to_dict') else dict(base)
   )
   valid = flatten(config)
-  for key, value in saved.items():
+  for key, value in flat.items():
     if key not in valid:
-      raise ValueError(f'{path}: {_unknown(key, list(valid))}')
+      raise ValueError(_unknown(key, list(valid)))
     value = _tuples(value) if isinstance(value, list) else value
     *parents, last = key.split('.')
     node = config
