@@ -44,6 +44,7 @@ _FREE = (
     'rollout',
     'tools',
     'train',
+    'watch',
 )
 
 # Updates between checkpoints: they are short beside RL iterations.
