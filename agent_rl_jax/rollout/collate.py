@@ -36,6 +36,8 @@ def collate(
     num_rows: int,
     length: int,
     num_turns: int,
+    weight: Sequence[float] | None = None,
+    baseline: Sequence[float] | None = None,
 ) -> TrajectoryBatch:
   """Stacks episodes into a batch.
 
@@ -48,6 +50,8 @@ def collate(
     num_rows: B, at least the number of rows of all episodes.
     length: T, at least the longest row.
     num_turns: U, at least the most turns.
+    weight: Weight of each episode in the loss; None for 1 where it is valid.
+    baseline: Return that each episode is compared with, or None.
 
   Raises:
     ValueError: when something does not fit the given shape.
@@ -78,6 +82,7 @@ def collate(
       turn_rewards=np.zeros((b, u), np.float32),
       anchor=np.full((b, u), -1, np.int32),
       turn_mask=np.zeros((b, u), bool),
+      baseline=None if baseline is None else np.zeros(b, np.float32),
   )
   anchors: dict[bytes, int] = {}
   groups: dict[int, int] = {}
@@ -94,10 +99,12 @@ def collate(
       out.episode[i] = e
       out.group[i] = group
       out.valid[i] = valid[e]
-      out.weight[i] = float(valid[e])
+      out.weight[i] = float(valid[e]) * (1.0 if weight is None else weight[e])
       out.components[i] = [episode.rewards.get(c, 0.0) for c in components]
       out.returns[i] = returns[e]
       out.metric[i] = metric[e]
+      if baseline is not None:
+        out.baseline[i] = baseline[e]
       for k, turn in enumerate(episode.turns):
         if turn.row != r:
           continue

@@ -98,7 +98,8 @@ class Engine:
       requests: Episodes to play; those of one group are best adjacent.
       purpose: Names the randomness.
       version: Updates the weights have seen, recorded in the episodes.
-      temperature: Overrides the configured one; 0 is greedy.
+      temperature: Overrides the configured one; 0 is greedy, as requests may
+        be by themselves.
       on_episode: Called on this thread as each episode ends.
 
     Returns:
@@ -318,8 +319,10 @@ class _Run:
       edit.tokens[slot, : len(ids)] = ids
       edit.status[slot] = SlotStatus.RUNNING
       edit.budget[slot] = live.budget()
-      edit.name[slot] = (self.purpose, live.request.uid & 0xFFFFFFFF, 0)
-      edit.temperature[slot] = self.temperature
+      greedy = live.request.greedy
+      purpose = int(Purpose.GREEDY) if greedy else self.purpose
+      edit.name[slot] = (purpose, live.request.uid & 0xFFFFFFFF, 0)
+      edit.temperature[slot] = 0.0 if greedy else self.temperature
       live.writes += 1
     return edit
 

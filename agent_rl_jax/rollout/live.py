@@ -32,11 +32,14 @@ class Request:
     task: What it plays.
     uid: Global episode index: names its randomness, on device and host.
     group: Index of its group within the rollout.
+    greedy: Sample at temperature 0, in the environment (and the chance of it)
+      of the sampled episode `uid`: a baseline for its group.
   """
 
   task: Task
   uid: int
   group: int
+  greedy: bool = False
 
 
 class Phase(enum.Enum):

@@ -35,6 +35,7 @@ class Purpose(enum.IntEnum):
   TRAIN = 0
   EVAL = 1
   PLAY = 2
+  GREEDY = 3  # a baseline's episode, beside the sampled ones of its group
 
 
 @flax.struct.dataclass

@@ -11,7 +11,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class RolloutStats:
-  """Counters of one rollout; seconds are wall-clock.
+  """Counters of a rollout, or of several; seconds are wall-clock.
 
   Attributes:
     tokens: Tokens sampled.
@@ -28,6 +28,10 @@ class RolloutStats:
   prefills: int = 0
   seconds: float = 0.0
   exposed: float = 0.0
+
+  def __add__(self, other: RolloutStats) -> RolloutStats:
+    mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+    return RolloutStats(**{key: mine[key] + theirs[key] for key in mine})
 
   def metrics(self, slots: int) -> dict[str, float]:
     """All of it depends on timing, hence the area `time`."""

@@ -17,6 +17,8 @@ from agent_rl_jax.data.tasks import make_stream
 from agent_rl_jax.rollout.engine import Engine, Interrupted
 from agent_rl_jax.train import config as config_lib
 from agent_rl_jax.train import metrics as metrics_lib
+from agent_rl_jax.train.buffer import Kept
+from agent_rl_jax.train.collect import Collector
 from agent_rl_jax.train.evaluate import Scored, evaluate
 from agent_rl_jax.train.loop import Iteration, Trainer
 from agent_rl_jax.train.report.html import write_trajectories
@@ -86,6 +88,7 @@ class Arm:
     )
     self.rewards = parts.rewards()
     self.tasks = make_stream(settings.data, seed=settings.seed)
+    self.collector = Collector(parts, engine, self.rewards, self.tasks)
     held_out = make_stream(settings.eval_data, seed=settings.seed)
     wanted = max(settings.eval.problems, settings.eval.final_problems)
     if wanted > len(held_out.source):
@@ -123,6 +126,7 @@ class Arm:
         (state, carried), host = found
         self.tasks.restore(host['tasks'])
         self.rewards.restore(host['rewards'])
+        self.collector.kept = Kept.from_files(stage.files())
         self._first_reward = host['first_reward']
         self.watch.restore(host['watch'])
       stage.begin()
@@ -155,24 +159,32 @@ class Arm:
         'watch': self.watch.state(),
     }
 
+  def _save(self, state: Any, carried: Any, force: bool = False) -> None:
+    files = self.collector.kept.files
+    self.stage.save((state, carried), self._host_state(), files, force)
+
   def _train(self, state: Any, carried: Any) -> Any:
-    stage, train = self.stage, self.settings.train
+    stage, publish = self.stage, self.trainer.parts.publish
     warm = self._compiles.count
     # A process that ended during an evaluation has left it to this one.
     self._evaluate_if_due(state, carried)
     while not (stage.done or self.watch.stop):
       iteration = stage.step
       # What an interrupt in this rollout goes back to.
-      boundary = self._host_state()
+      boundary, kept = self._host_state(), self.collector.kept
       try:
         stage.check_stop()
-        tasks = self.tasks.take(train.prompts)
-        state, carried, done = self.trainer.iterate(
-            state, carried, tasks, iteration, self.engine, self.rewards
+        collected = self.collector.collect(
+            publish(state.trainable['policy']), iteration
         )
       except Interrupted:
-        stage.save((state, carried), boundary, force=True)
+        stage.save((state, carried), boundary, kept.files, force=True)
         raise
+      for note in collected.notes:
+        stage.say(note)
+      state, carried, done = self.trainer.iterate(
+          state, carried, collected, iteration
+      )
       metrics = dict(done.metrics)
       self._account(metrics, done)
       self._tell(self.watch.step(metrics))
@@ -181,10 +193,10 @@ class Arm:
       metrics['time/compiles_in_all'] = float(self._compiles.count)
       self._sample(iteration, done)
       stage.log(metrics)
-      stage.save((state, carried), self._host_state())
+      self._save(state, carried)
       self._evaluate_if_due(state, carried)
     if self.watch.stop:
-      stage.save((state, carried), self._host_state(), force=True)
+      self._save(state, carried, force=True)
     return state
 
   def _evaluate_if_due(self, state: Any, carried: Any) -> None:
@@ -200,7 +212,7 @@ class Arm:
     try:
       values = self._evaluate(state, self.settings.eval.problems).metrics()
     except Interrupted:
-      stage.save((state, carried), self._host_state(), force=True)
+      self._save(state, carried, force=True)
       raise
     stage.note(
         {f'eval/{name.partition("/")[2]}': values[name] for name in _EVALUATED}
@@ -213,13 +225,13 @@ class Arm:
 
   def _account(self, metrics: dict[str, float], done: Iteration) -> None:
     """Adds up the time of the parts; warns of what went wrong."""
-    self._tell_failures(done.scored)
+    self._tell_failures(done.played)
     seconds = self.stage.seconds
     seconds['rollout'] += metrics['time/rollout_s']
     seconds['update'] += metrics['time/update_s']
     seconds['tools'] += sum(
         result.seconds
-        for episode in done.scored.episodes
+        for episode in done.played.episodes
         for turn in episode.turns
         for result in turn.tool_results
     )

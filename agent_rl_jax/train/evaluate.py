@@ -54,6 +54,19 @@ class Scored:
     return metrics
 
 
+def join(parts: Sequence[Scored]) -> Scored:
+  """All episodes, in order; at least one part."""
+  if len(parts) == 1:
+    return parts[0]
+  return Scored(
+      [episode for part in parts for episode in part.episodes],
+      *(
+          np.concatenate([getattr(part, name) for part in parts])
+          for name in ('returns', 'accuracy', 'valid')
+      ),
+  )
+
+
 def score(
     episodes: Sequence[Episode],
     rewards: RewardSet,

@@ -1,9 +1,9 @@
-"""BRIDGE: reinforcement learning, one iteration on one screen.
+"""BRIDGE: reinforcement learning, one update phase on one screen.
 
-data -> publish -> rollout -> rewards -> collate -> score -> advantages ->
-packed updates -> metrics.  Leaves out files and what surrounds an iteration
-(`arm.py`).  Invariant: an iteration is a function of (state, carried, tasks,
-iteration, tool answers); nothing else is remembered between two of them.
+collected batch -> score -> advantages -> packed updates -> metrics.  Leaves
+out how a batch is collected (`collect.py`), files and what surrounds an
+iteration (`arm.py`).  Invariant: what happens is a function of (state,
+carried, batch, iteration); nothing else is remembered between two of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import numpy as np
 from agent_rl_jax.algorithms import advantages as advantages_lib
 from agent_rl_jax.algorithms import corrections, returns, value
 from agent_rl_jax.batch import Mean, Scores, TrajectoryBatch
-from agent_rl_jax.rollout.collate import collate
-from agent_rl_jax.rollout.engine import Engine
-from agent_rl_jax.rollout.live import Request
-from agent_rl_jax.rollout.slots import Purpose
 from agent_rl_jax.train import metrics as metrics_lib
-from agent_rl_jax.train.evaluate import Scored, score
+from agent_rl_jax.train.collect import Collected, assemble
+from agent_rl_jax.train.evaluate import Scored
 from agent_rl_jax.train.optimizer import make_optimizers
 from agent_rl_jax.train.pack import max_micro, minibatch_plan
 from agent_rl_jax.train.parts import Parts
@@ -44,11 +41,19 @@ from agent_rl_jax.train.update import Update
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-  """What one iteration leaves for reports."""
+  """What one iteration leaves for reports.
+
+  Attributes:
+    metrics: Of the iteration.
+    scored: The episodes that were trained on, in the order of their rows.
+    played: The episodes that were sampled in it.
+    advantages: float32 [B, T], of `scored`.
+  """
 
   metrics: dict[str, float]
   scored: Scored
-  advantages: np.ndarray  # [B, T]
+  played: Scored
+  advantages: np.ndarray
 
 
 class Trainer:
@@ -59,9 +64,7 @@ class Trainer:
     train, algorithm = settings.train, settings.algorithm
     self.parts = parts
     self.train, self.algorithm = train, algorithm
-    self.rows = train.prompts * train.samples
     self.reference = algorithm.kl != 'none'
-    self._patience = settings.rollout.step_timeout
     self.critic = settings.critic
     optimizers = {'policy': settings.optimizer}
     if self.critic.kind != 'none':
@@ -143,7 +146,7 @@ class Trainer:
     """Compiles every shape that an iteration or an evaluation can need."""
     parts = self.parts
     parts.engine.warm_up(parts.publish(state.trainable['policy']))
-    batch = self._collate(Scored([], *np.zeros((3, 0))))
+    _, batch = assemble(parts.settings, [], [])
     scores, on_device = self._scores(state, batch)
     advantages, correction, _, _ = self._prepare(on_device, scores, carried)
     if self.train.old_logprobs == 'recompute':
@@ -162,40 +165,19 @@ class Trainer:
       self,
       state: TrainState,
       carried: dict,
-      tasks: list,
+      collected: Collected,
       iteration: int,
-      engine: Engine,
-      rewards: Any,
   ) -> tuple[TrainState, dict, Iteration]:
-    """One iteration: rollout, rewards, advantages, updates.
+    """Scores, advantages and updates of one collected batch.
 
     Args:
       state: Train state; donated.
       carried: Estimator state (running baselines, adaptive coefficients).
-      tasks: The prompts of this iteration.
-      iteration: Names episodes and permutations.
-      engine: Plays the episodes.
-      rewards: Judges them.
+      collected: From a Collector.
+      iteration: Names permutations; the version of the policy that scores.
     """
     watch = metrics_lib.Stopwatch()
-    samples = self.train.samples
-    first = iteration * self.rows
-    requests = [
-        Request(task, first + g * samples + i, g)
-        for g, task in enumerate(tasks)
-        for i in range(samples)
-    ]
-    with watch.part('rollout_s'):
-      params = self.parts.publish(state.trainable['policy'])
-      episodes, stats = engine.rollout(
-          params, requests, purpose=Purpose.TRAIN, version=iteration
-      )
-      del params
-    with watch.part('reward_s'):
-      scored = score(
-          episodes, rewards, iteration, self.parts.judges, self._patience
-      )
-      batch = self._collate(scored)
+    batch = collected.batch
     with watch.part('update_s'):
       scores, on_device = self._scores(state, batch)
       kl_coef = self._kl_coef(carried)
@@ -203,23 +185,26 @@ class Trainer:
           on_device, scores, carried
       )
       if self.train.old_logprobs == 'recompute':
-        sums |= logprob_gap(on_device, scores.old_logprobs)
+        # Of this policy's own samples: those of an earlier one are stale.
+        own = batch.valid & (batch.policy_version[:, 0] == iteration)
+        sums |= logprob_gap(
+            on_device.replace(valid=self.update.put(own)), scores.old_logprobs
+        )
       state, more = self._updates(
           state, kept, scores, advantages, correction, batch, iteration, kl_coef
       )
       metrics = metrics_lib.finalize(sums | more)
       credited = jax.device_get(advantages.advantages)
-    metrics |= scored.metrics() | stats.metrics(
-        self.parts.settings.rollout.slots
-    )
-    metrics |= watch.take() | metrics_lib.host_memory()
+    metrics |= collected.metrics | watch.take() | metrics_lib.host_memory()
     trained = int(batch.length.sum()) * self.train.epochs
     seconds = metrics['time/rollout_s'] + metrics['time/update_s']
     metrics['time/train_tokens_per_s'] = trained / max(
         metrics['time/update_s'], 1e-9
     )
-    metrics['time/tokens_per_second'] = stats.tokens / max(seconds, 1e-9)
-    return state, advantages.state, Iteration(metrics, scored, credited)
+    sampled = collected.stats.tokens
+    metrics['time/tokens_per_second'] = sampled / max(seconds, 1e-9)
+    done = Iteration(metrics, collected.scored, collected.played, credited)
+    return state, advantages.state, done
 
   def _updates(
       self, state, batch, scores, advantages, correction, host, iteration, coef
@@ -254,19 +239,6 @@ class Trainer:
       for name, mean in sums.items():
         total[name] = total[name] + mean if name in total else mean
     return state, total
-
-  def _collate(self, scored: Scored) -> TrajectoryBatch:
-    rollout = self.parts.settings.rollout
-    return collate(
-        scored.episodes,
-        components=self.parts.settings.rewards.names,
-        returns=scored.returns,
-        metric=scored.accuracy,
-        valid=scored.valid,
-        num_rows=self.rows,
-        length=rollout.max_len,
-        num_turns=rollout.max_turns,
-    )
 
   def _scores(
       self, state: TrainState, batch: TrajectoryBatch

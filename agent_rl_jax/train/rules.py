@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_rl_jax.algorithms.advantages import (
-    NEEDS_GREEDY_BASELINE,
     NEEDS_GROUPS,
     NEEDS_VALUES,
 )
@@ -287,11 +286,6 @@ def _estimator(s: Settings) -> str | None:
         f'critic.kind={s.critic.kind!r} with algorithm.advantage={name!r},'
         " which reads no values: set critic.kind='none', or one of"
         f' {sorted(NEEDS_VALUES)}'
-    )
-  if name in NEEDS_GREEDY_BASELINE:
-    return (
-        f'algorithm.advantage={name!r} needs a greedy rollout of every prompt,'
-        ' which the training loop does not play yet; choose another estimator'
     )
 
 

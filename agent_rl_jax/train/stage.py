@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_rl_jax.rollout.engine import Interrupted
@@ -77,6 +77,12 @@ class Stage:
     self.seconds.update(host['seconds'])
     return state, host
 
+  def files(self) -> dict[str, bytes]:
+    """Ragged files of the checkpoint that was restored; {} of none."""
+    if self._saved is None:
+      return {}
+    return self._checkpoints.files(self._saved)
+
   def begin(self) -> None:
     """Opens logs, cut back to the checkpoint that the stage goes on from."""
     report = self._report
@@ -118,9 +124,20 @@ class Stage:
     return None
 
   def save(
-      self, state: Any, host: Mapping[str, Any], force: bool = False
+      self,
+      state: Any,
+      host: Mapping[str, Any],
+      files: Callable[[], Mapping[str, bytes]] = dict,
+      force: bool = False,
   ) -> None:
-    """Saves when a checkpoint is due, or when forced; asynchronously."""
+    """Saves when a checkpoint is due, or when forced; asynchronously.
+
+    Args:
+      state: Tree of arrays.
+      host: JSON-able.
+      files: Makes the ragged files; called only when something is saved.
+      force: Save now, due or not.
+    """
     due = self.step % self._every == 0 or self.done or force
     if not due or self._saved == self.step:
       return
@@ -128,6 +145,7 @@ class Stage:
         self.step,
         state,
         {**host, 'step': self.step, 'seconds': dict(self.seconds)},
+        files(),
     )
     self._saved = self.step
 

@@ -1,0 +1,348 @@
+"""BRIDGE: from tasks to a batch of one fixed shape, whatever is filtered away.
+
+An iteration plays waves of tasks, scores them, filters groups, and fills the
+batch with surplus of earlier iterations (oldest first), then fresh groups,
+then replayed ones.  Filters that judge a group by itself play new tasks until
+the batch is full; filters that rank take groups out of the loss only.  What
+still is missing is empty rows.  Leaves out what is kept (`buffer.py`) and the
+update.  Invariants: the batch has `train.prompts * train.samples` rows, and a
+collection that is interrupted leaves no trace here (tasks and rewards, which
+have moved on, are set back by the arm).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_rl_jax.algorithms import filters
+from agent_rl_jax.algorithms.advantages import NEEDS_GREEDY_BASELINE
+from agent_rl_jax.batch import TrajectoryBatch
+from agent_rl_jax.rollout.collate import collate
+from agent_rl_jax.rollout.engine import Engine
+from agent_rl_jax.rollout.live import Request
+from agent_rl_jax.rollout.slots import Purpose
+from agent_rl_jax.rollout.stats import RolloutStats
+from agent_rl_jax.train import buffer
+from agent_rl_jax.train import metrics as metrics_lib
+from agent_rl_jax.train.evaluate import Scored, join, score
+from agent_rl_jax.train.group import Group, table
+from agent_rl_jax.train.parts import Parts
+from agent_rl_jax.train.settings import Settings
+from agent_rl_jax.types import Episode, Status, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Collected:
+  """What an iteration trains on.
+
+  Attributes:
+    batch: One row per episode; on the host.
+    scored: The episodes of its rows, with the returns that are optimized.
+    played: Every episode that was sampled in this iteration.
+    stats: Of all its rollouts.
+    metrics: Of what was played, filtered, kept and replayed.
+    notes: What the log should say.
+  """
+
+  batch: TrajectoryBatch
+  scored: Scored
+  played: Scored
+  stats: RolloutStats
+  metrics: dict[str, float]
+  notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wave:
+  """One rollout: its groups and which of them the filter keeps."""
+
+  groups: list[Group]
+  kept: np.ndarray
+  played: Scored
+  greedy: Scored
+  stats: RolloutStats
+
+
+class Collector:
+  """Collects the batches of one arm.
+
+  Attributes:
+    kept: What outlives an iteration; immutable, replaced by `collect`.
+  """
+
+  def __init__(self, parts: Parts, engine: Engine, rewards: Any, tasks: Any):
+    """Nothing is played yet.
+
+    Args:
+      parts: Settings and threads.
+      engine: Plays the arm's episodes.
+      rewards: Judges them.
+      tasks: A TaskStream.
+    """
+    settings = parts.settings
+    self._settings = settings
+    self._judges = parts.judges
+    self._engine, self._rewards, self._tasks = engine, rewards, tasks
+    self._greedy = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
+    self.kept = buffer.Kept()
+
+  def collect(self, params: Any, iteration: int) -> Collected:
+    """The batch of an iteration.
+
+    Args:
+      params: Rollout parameters.
+      iteration: Names episodes and draws; the policy version of what is
+        played.
+
+    Raises:
+      Interrupted: asked to end; `kept` is as it was.
+    """
+    settings, options = self._settings, self._settings.filter
+    prompts = settings.train.prompts
+    watch = metrics_lib.Stopwatch()
+    replayed = buffer.draw(
+        self.kept.replay,
+        int(settings.replay.share * prompts),
+        settings.replay,
+        iteration,
+        settings.seed,
+    )
+    wanted = prompts - len(replayed)
+    waves: list[_Wave] = []
+    # One wave is played even if surplus would do, so that every iteration
+    # measures its own policy.  Each adds at most what the batch takes away, so
+    # surplus stays below a batch.
+    fresh = [(group, True) for group in self.kept.surplus]
+    while not waves or (
+        options.resamples and len(fresh) < wanted and len(waves) < options.tries
+    ):
+      wave = self._wave(params, iteration, len(waves), wanted, watch)
+      waves.append(wave)
+      fresh += [
+          (group, bool(keep))
+          for group, keep in zip(wave.groups, wave.kept, strict=True)
+          if keep or not options.resamples
+      ]
+    used, surplus = fresh[:wanted], fresh[wanted:]
+    scored, batch = assemble(
+        settings,
+        [group for group, _ in used] + replayed,
+        [keep for _, keep in used] + [True] * len(replayed),
+    )
+    self.kept = buffer.Kept(
+        surplus=tuple(group for group, _ in surplus),
+        replay=buffer.admit(
+            self.kept.replay,
+            [group for group, keep in used if keep],
+            settings.replay,
+            iteration,
+        ),
+    )
+    played = join([wave.played for wave in waves])
+    stats = sum((wave.stats for wave in waves[1:]), waves[0].stats)
+    metrics = played.metrics() | stats.metrics(settings.rollout.slots)
+    metrics |= watch.take()
+    missing = prompts - len(used) - len(replayed)
+    seen = sum(len(wave.kept) for wave in waves)
+    passed = sum(int(wave.kept.sum()) for wave in waves)
+    if options.name != 'none' or settings.replay.capacity:
+      ages = [iteration - group.version for group in replayed]
+      metrics |= {
+          'collect/waves': float(len(waves)),
+          'collect/kept_fraction': passed / seen,
+          'collect/surplus': float(len(surplus)),
+          'collect/missing_groups': float(missing),
+          'replay/size': float(len(self.kept.replay)),
+          'replay/share': len(replayed) / prompts,
+          'replay/age': float(np.mean(ages)) if ages else 0.0,
+      }
+    if self._greedy:
+      metrics |= _greedy_metrics(join([wave.greedy for wave in waves]))
+    metrics |= _overlong_metrics(settings, scored, batch)
+    notes = ()
+    if missing:
+      notes = (
+          f'iteration {iteration + 1}: {missing} of {prompts} groups are'
+          f' missing, their rows empty: filter.name={options.name!r} kept'
+          f' {passed} of {seen} groups in {len(waves)} waves of tasks',
+      )
+    return Collected(batch, scored, played, stats, metrics, notes)
+
+  def _wave(
+      self,
+      params: Any,
+      iteration: int,
+      wave: int,
+      count: int,
+      watch: metrics_lib.Stopwatch,
+  ) -> _Wave:
+    """Plays, scores and filters `count` new tasks."""
+    train = self._settings.train
+    tasks: list[Task] = self._tasks.take(count)
+    requests = []
+    for g, task in enumerate(tasks):
+      first = first_uid(train, iteration, wave) + g * train.samples
+      requests += [Request(task, first + i, g) for i in range(train.samples)]
+      if self._greedy:
+        requests.append(Request(task, first, g, greedy=True))
+    with watch.part('rollout_s'):
+      episodes, stats = self._engine.rollout(
+          params, requests, purpose=Purpose.TRAIN, version=iteration
+      )
+    with watch.part('reward_s'):
+      # Greedy episodes are groups of their own, so that rewards that compare
+      # the members of a group do not see them.
+      played, greedy = (
+          score(
+              [
+                  episode
+                  for request, episode in zip(requests, episodes, strict=True)
+                  if request.greedy == is_greedy
+              ],
+              self._rewards,
+              iteration,
+              self._judges,
+              self._settings.rollout.step_timeout,
+          )
+          for is_greedy in (False, True)
+      )
+    groups = self._groups(played, greedy)
+    chosen = filters.kept_groups(
+        table(groups, 'returns'), table(groups, 'metric'), self._settings.filter
+    )
+    kept = np.zeros(len(groups), bool)
+    kept[chosen] = True
+    return _Wave(groups, kept, played, greedy, stats)
+
+  def _groups(self, played: Scored, greedy: Scored) -> list[Group]:
+    samples = self._settings.train.samples
+    groups = []
+    for g in range(len(played.episodes) // samples):
+      part = slice(g * samples, (g + 1) * samples)
+      baseline = None
+      if self._greedy and greedy.valid[g]:
+        penalty = _penalty(self._settings, [greedy.episodes[g]])[0]
+        baseline = float(greedy.returns[g] + penalty)
+      groups.append(
+          Group(
+              tuple(played.episodes[part]),
+              played.returns[part],
+              played.accuracy[part],
+              played.valid[part],
+              baseline,
+          )
+      )
+    return groups
+
+
+def first_uid(train: Any, iteration: int, wave: int) -> int:
+  """First episode of a wave: unique over the run, whatever was played before.
+
+  Args:
+    train: TrainOptions.
+    iteration: From 0.
+    wave: Within the iteration, from 0.
+  """
+  return (wave * train.iterations + iteration) * train.prompts * train.samples
+
+
+def assemble(
+    settings: Settings, groups: Sequence[Group], trained: Sequence[bool]
+) -> tuple[Scored, TrajectoryBatch]:
+  """Groups as a batch of the run's one shape.
+
+  Args:
+    settings: Of the run.
+    groups: At most `train.prompts`; rows of what is missing are empty.
+    trained: Per group, False to leave it out of the loss: it still counts in
+      statistics.
+
+  Returns:
+    (episodes with the returns that are optimized, batch).  Weight is 0 also
+    where a truncated episode is masked, and where a greedy baseline is called
+    for and failed: that group has statistics but no advantage.
+  """
+  rollout, train = settings.rollout, settings.train
+  needs_baseline = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
+  episodes, weights, baselines = [], [], []
+  for index, (group, keep) in enumerate(zip(groups, trained, strict=True)):
+    usable = keep and not (needs_baseline and group.baseline is None)
+    for episode in group.episodes:
+      masked = settings.overlong.mask and truncated(episode)
+      episodes.append(dataclasses.replace(episode, group=index))
+      weights.append(float(usable and not masked))
+      baselines.append(group.baseline or 0.0)
+  gather = lambda name, dtype: np.concatenate(
+      [np.zeros(0, dtype), *(getattr(group, name) for group in groups)],
+      dtype=dtype,
+  )
+  returns = gather('returns', np.float32)
+  if settings.overlong.penalty:
+    returns = (returns + _penalty(settings, episodes)).astype(np.float32)
+  scored = Scored(
+      episodes, returns, gather('metric', np.float32), gather('valid', bool)
+  )
+  batch = collate(
+      episodes,
+      components=settings.rewards.names,
+      returns=scored.returns,
+      metric=scored.accuracy,
+      valid=scored.valid,
+      num_rows=train.prompts * train.samples,
+      length=rollout.max_len,
+      num_turns=rollout.max_turns,
+      weight=weights,
+      baseline=baselines if needs_baseline else None,
+  )
+  return scored, batch
+
+
+def truncated(episode: Episode) -> bool:
+  """Whether a limit on tokens, and not the episode itself, ended it."""
+  return episode.status is Status.MAX_TOKENS or any(
+      turn.finish == 'length' for turn in episode.turns
+  )
+
+
+def _penalty(settings: Settings, episodes: Sequence[Episode]) -> np.ndarray:
+  """What long episodes are charged; sampled tokens count, tools' do not."""
+  options = settings.overlong
+  if not options.penalty:
+    return np.zeros(len(episodes))
+  return filters.overlong_penalty(
+      np.array([episode.num_action_tokens for episode in episodes]),
+      options.limit or settings.rollout.max_episode_tokens,
+      options.buffer,
+      options.penalty,
+  )
+
+
+def _overlong_metrics(
+    settings: Settings, scored: Scored, batch: TrajectoryBatch
+) -> dict[str, float]:
+  """Of the batch's valid episodes: mean penalty, and share left out."""
+  valid = [e for e, v in zip(scored.episodes, scored.valid, strict=True) if v]
+  count = max(len(valid), 1)
+  metrics = {}
+  if settings.overlong.penalty:
+    total = float(_penalty(settings, valid).sum()) if valid else 0.0
+    metrics['overlong/penalty'] = total / count
+  if settings.overlong.mask:
+    metrics['overlong/masked'] = sum(map(truncated, valid)) / count
+  return metrics
+
+
+def _greedy_metrics(greedy: Scored) -> dict[str, float]:
+  """Of the baseline's episodes, which are counted nowhere else."""
+  valid = greedy.valid
+  mean = lambda values: float(values[valid].mean()) if valid.any() else 0.0
+  return {
+      'episode/greedy_episodes': float(len(greedy.episodes)),
+      'episode/greedy_failed': float((~valid).sum()),
+      'episode/greedy_return': mean(greedy.returns),
+      'episode/greedy_accuracy': mean(greedy.accuracy),
+  }

@@ -1,0 +1,255 @@
+"""A study's table and plot: means and spreads over seeds, with their tests.
+
+Leaves out running it (`train/sweep.py`).  Invariant: every figure is computed
+from the runs' own files; what no test can tell is shown as a dash.
+
+The test is a paired two-sided t over seeds: of the gain (after RL minus the
+cold start of the same seed), and of the difference to the baseline arm of the
+same seed.  It asks about the algorithm, not about one trained policy, which a
+test over problems would.  With three seeds it has two degrees of freedom and
+sees large, steady differences only: not significant means not shown here, and
+no correction is made for the number of arms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_rl_jax.train.report.curves import read_series
+
+LEVEL = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+  """Differences over seeds: mean, standard deviation, p; None if untold."""
+
+  mean: float
+  deviation: float | None
+  p: float | None
+
+  @property
+  def significant(self) -> bool:
+    return self.p is not None and self.p < LEVEL
+
+
+def t_p_value(t: float, degrees: int) -> float:
+  """P(|T| >= |t|) of Student's distribution with `degrees` >= 1.
+
+  Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: finite sums for whole degrees
+  of freedom.
+  """
+  if degrees < 1:
+    raise ValueError(f'degrees={degrees} must be at least 1')
+  theta = math.atan(abs(t) / math.sqrt(degrees))
+  sine, cosine = math.sin(theta), math.cos(theta)
+  if degrees % 2:
+    terms, total = cosine, 0.0
+    for k in range(1, degrees - 1, 2):
+      total += terms
+      terms *= cosine**2 * (k + 1) / (k + 2)
+    inside = 2 / math.pi * (theta + sine * total)
+  else:
+    terms, total = 1.0, 0.0
+    for k in range(0, degrees, 2):
+      total += terms
+      terms *= cosine**2 * (k + 1) / (k + 2)
+    inside = sine * total
+  return min(max(1 - inside, 0.0), 1.0)
+
+
+def paired(differences: Sequence[float]) -> Paired:
+  """Paired two-sided t test of `differences`, one for each seed."""
+  n = len(differences)
+  mean = statistics.fmean(differences)
+  if n < 2:
+    return Paired(mean, None, None)
+  deviation = statistics.stdev(differences)
+  if deviation == 0:
+    return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
+  return Paired(
+      mean, deviation, t_p_value(mean / (deviation / math.sqrt(n)), n - 1)
+  )
+
+
+def summarize(
+    results: Sequence[Any], baseline: str, changes: Mapping[str, Mapping]
+) -> list[dict[str, Any]]:
+  """One JSON-able row per arm that has a result, in the order of `changes`.
+
+  Args:
+    results: `sweep.Result` of every finished run.
+    baseline: Arm that the others are compared with, over common seeds.
+    changes: {arm: {key: value}}: what each arm changes.
+  """
+  runs = {(r.arm, r.seed): r for r in results}
+  rows = []
+  for arm, changed in changes.items():
+    own = [r for r in results if r.arm == arm]
+    if not own:
+      continue
+    against = [
+        r.accuracy - runs[baseline, r.seed].accuracy
+        for r in own
+        if arm != baseline and (baseline, r.seed) in runs
+    ]
+    accuracy = [r.accuracy for r in own]
+    rows.append({
+        'arm': arm,
+        'changes': dict(changed),
+        'runs': [
+            {
+                'seed': r.seed,
+                'cold_start': r.start,
+                'accuracy': r.accuracy,
+                'seconds': r.seconds,
+            }
+            for r in own
+        ],
+        'accuracy_mean': statistics.fmean(accuracy),
+        'accuracy_deviation': (
+            statistics.stdev(accuracy) if len(own) > 1 else None
+        ),
+        'gain': dataclasses.asdict(paired([r.accuracy - r.start for r in own])),
+        'against_baseline': (
+            dataclasses.asdict(paired(against)) if against else None
+        ),
+        'seconds_mean': statistics.fmean(r.seconds for r in own),
+    })
+  return rows
+
+
+def _spread(mean: float, deviation: float | None, sign: bool = False) -> str:
+  text = f'{mean:+.3f}' if sign else f'{mean:.3f}'
+  return text if deviation is None else f'{text} ± {deviation:.3f}'
+
+
+def _p(value: float | None) -> str:
+  if value is None:
+    return '–'
+  return '< 0.001' if value < 0.001 else f'{value:.3f}'
+
+
+def markdown(
+    rows: Sequence[Mapping[str, Any]], baseline: str, problems: int
+) -> str:
+  """The table, and in words which arms did not improve significantly."""
+  lines = [
+      f'Accuracy on {problems} held-out problems, greedy, mean ± standard'
+      ' deviation over seeds; p of a paired two-sided t test over seeds'
+      f' (gain over the cold start; difference to {baseline}). Seconds are of'
+      ' rollouts and updates.',
+      '',
+      f'| Arm | Changes | Seeds | After RL | Gain | p | Against {baseline} | p'
+      ' | Seconds |',
+      '| --- | --- | --- | --- | --- | --- | --- | --- | --- |',
+  ]
+  for row in rows:
+    gain, against = row['gain'], row['against_baseline']
+    changed = ', '.join(f'{k}={v}' for k, v in row['changes'].items())
+    cells = [
+        row['arm'],
+        f'`{changed}`' if changed else '',
+        str(len(row['runs'])),
+        _spread(row['accuracy_mean'], row['accuracy_deviation']),
+        _spread(gain['mean'], gain['deviation'], sign=True),
+        _p(gain['p']),
+        _spread(against['mean'], against['deviation'], sign=True)
+        if against
+        else '',
+        _p(against['p']) if against else '',
+        f'{row["seconds_mean"]:.0f}',
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  flat = [row['arm'] for row in rows if not _improves(row['gain'])]
+  better, worse = [], []
+  for row in rows:
+    other = row['against_baseline']
+    if other and Paired(**other).significant:
+      (better if other['mean'] > 0 else worse).append(row['arm'])
+  names = lambda arms: ', '.join(arms) if arms else 'none'
+  lines += [
+      '',
+      f'Not significantly better than the cold start (p >= {LEVEL} or no'
+      f' gain): {names(flat)}.',
+      f'Significantly better than {baseline}: {names(better)}; significantly'
+      f' worse: {names(worse)}.',
+  ]
+  return '\n'.join(lines) + '\n'
+
+
+def _improves(gain: Mapping[str, Any]) -> bool:
+  return gain['mean'] > 0 and Paired(**gain).significant
+
+
+def draw(
+    logs: Mapping[str, Sequence[str | os.PathLike]],
+    path: str | os.PathLike,
+    baseline: str,
+    metric: str = 'episode/accuracy',
+) -> None:
+  """Draws one panel per arm, on common axes, written atomically.
+
+  The line is the mean over seeds, the band their least and greatest value;
+  the baseline's mean is grey in every panel.
+
+  Args:
+    logs: {arm: metrics.jsonl of each seed}.
+    path: The PNG.
+    baseline: Arm in grey.
+    metric: What is drawn.
+  """
+  from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow
+  from matplotlib.figure import Figure
+
+  curves = {arm: _band(files, metric) for arm, files in logs.items()}
+  curves = {arm: curve for arm, curve in curves.items() if curve[0]}
+  columns = min(max(len(curves), 1), 5)
+  rows = max(-(-len(curves) // columns), 1)
+  figure = Figure(
+      figsize=(2.6 * columns, 2.1 * rows), dpi=110, layout='constrained'
+  )
+  FigureCanvasAgg(figure)
+  for place, (arm, (steps, mean, low, high)) in enumerate(curves.items(), 1):
+    axes = figure.add_subplot(rows, columns, place)
+    if baseline in curves and arm != baseline:
+      axes.plot(*curves[baseline][:2], color='0.6', linewidth=1.0)
+    axes.fill_between(steps, low, high, color='C0', alpha=0.25, linewidth=0)
+    axes.plot(steps, mean, color='C0', linewidth=1.4)
+    axes.set_title(arm, fontsize='small')
+    axes.set_ylim(-0.02, 1.02)
+    axes.tick_params(labelsize='x-small')
+    axes.grid(alpha=0.25)
+    axes.spines[['top', 'right']].set_visible(False)
+  figure.supxlabel('iteration', fontsize='small')
+  figure.supylabel(metric, fontsize='small')
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(path.name + '.partial')
+  figure.savefig(partial, format='png')
+  os.replace(partial, path)
+
+
+def _band(
+    files: Sequence[str | os.PathLike], metric: str
+) -> tuple[list[int], list[float], list[float], list[float]]:
+  """(steps, mean, least, greatest) over the logs that reach each step."""
+  values: dict[int, list[float]] = {}
+  for file in files:
+    for step, value in zip(
+        *read_series(file, (metric,)).get(metric, ((), ())), strict=True
+    ):
+      values.setdefault(step, []).append(value)
+  steps = sorted(values)
+  return (
+      steps,
+      [statistics.fmean(values[s]) for s in steps],
+      [min(values[s]) for s in steps],
+      [max(values[s]) for s in steps],
+  )
