@@ -213,6 +213,10 @@ class Trainer:
     train = self.train
     total: dict[str, Mean] = {}
     groups = np.arange(train.prompts)
+    trained = np.unique(host.group[host.weight > 0])
+    if self.parts.settings.filter.name != 'none' and trained.size:
+      # What a filter left is spread evenly; nothing at all is skipped updates.
+      groups = trained
     for chosen in minibatch_plan(
         groups,
         train.epochs,

@@ -1,8 +1,10 @@
-"""DAPO: higher upper clip, token mean, no KL.
+"""DAPO: dynamic sampling, higher upper clip, token mean, overlong shaping.
 
   python -m experiments.train --config=configs/algorithms/dapo.py
 
-Yu et al. 2025, arXiv 2503.14476, without resampling.
+Yu et al. 2025, arXiv 2503.14476.  Groups that are all right or all wrong teach
+nothing: new tasks are played until the batch is full, which costs as many more
+rollouts as the policy is good.  No KL.
 """
 
 from configs import quickstart
@@ -17,4 +19,10 @@ def get_config():
   config.algorithm.clip_low = 0.2
   config.algorithm.clip_high = 0.28
   config.algorithm.aggregation = 'token-mean'
+  config.filter.name = 'dynamic_sampling'
+  config.filter.tries = 4
+  # As in the paper, a fifth of the limit, and half of what lies between right
+  # and wrong (there 1 of 2, here rewards are 0 and 1).
+  config.overlong.penalty = 0.5
+  config.overlong.buffer = 26
   return config

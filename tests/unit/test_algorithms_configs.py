@@ -14,6 +14,9 @@ NAMES = sorted(
     if path.stem != '__init__'
 )
 
+# Named for what they put together, not for one estimator or loss.
+RECIPES = ('dapo', 'replay', 'starpo', 'zerotir')
+
 
 @pytest.mark.parametrize('name', NAMES)
 def test_config_resolves(name):
@@ -25,4 +28,18 @@ def test_config_resolves(name):
       resolved.algorithm.loss,
       resolved.algorithm.correction,
   )
-  assert name in (*chosen, 'dapo')
+  assert name in (*chosen, *RECIPES)
+
+
+def test_recipes_filter_or_replay():
+  made = {
+      name: settings.resolve(
+          importlib.import_module(f'configs.algorithms.{name}').get_config(),
+          base.get_config(),
+      )
+      for name in RECIPES
+  }
+  assert made['dapo'].filter.resamples and made['dapo'].overlong.penalty > 0
+  assert made['zerotir'].filter.name == 'accuracy_band'
+  assert made['starpo'].filter.name == 'top_share'
+  assert made['replay'].replay.capacity > 0
