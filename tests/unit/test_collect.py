@@ -1,0 +1,276 @@
+"""From waves of tasks to one batch: filters, surplus, replay, by hand."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from agent_rl_jax.rollout.engine import Interrupted
+from agent_rl_jax.train.group import Group
+from tests.collect_cases import (
+    SAMPLES,
+    ScriptedEngine,
+    collector,
+    uids,
+)
+
+MIXED, RIGHT, WRONG = 'right wrong', 'right right', 'wrong wrong'
+ROWS = 4
+# First episode of a wave: (wave * 10 iterations + iteration) * 4 rows.
+UID = lambda iteration, wave=0, group=0: (
+    (wave * 10 + iteration) * ROWS + group * SAMPLES
+)
+
+
+def _shapes(collected):
+  return jax.tree.map(lambda x: (x.shape, x.dtype), collected.batch)
+
+
+def test_without_a_filter_it_is_one_wave_of_ordered_names():
+  made, engine = collector([MIXED] * 6)
+  for iteration in range(3):
+    done = made.collect(None, iteration)
+    assert uids(done.scored) == list(range(4 * iteration, 4 * iteration + 4))
+    assert done.scored.episodes == done.played.episodes
+    np.testing.assert_array_equal(done.batch.group, [0, 0, 1, 1])
+    np.testing.assert_array_equal(done.batch.weight, 1)
+    assert done.batch.baseline is None and not done.notes
+    assert not [m for m in done.metrics if m.startswith(('collect', 'replay'))]
+  assert engine.waves == 3
+
+
+def test_dynamic_sampling_plays_on_and_keeps_the_surplus_for_later():
+  scripts = [RIGHT, MIXED]  # iteration 0: one is missing
+  scripts += [MIXED, MIXED]  # its second wave brings one too many
+  scripts += [WRONG, RIGHT]  # iteration 1 begins with that one
+  scripts += [WRONG, MIXED]
+  made, engine = collector(scripts, filter__name='dynamic_sampling')
+  first = made.collect(None, 0)
+  assert uids(first.scored) == [2, 3, *(UID(0, 1) + i for i in range(2))]
+  assert len(first.played.episodes) == 8
+  assert first.metrics['collect/waves'] == 2
+  assert first.metrics['collect/kept_fraction'] == 3 / 4
+  assert first.metrics['collect/surplus'] == len(made.kept.surplus) == 1
+  assert first.metrics['collect/missing_groups'] == 0
+  # What was played tells how good the policy is, and not what was kept.
+  assert first.metrics['episode/accuracy'] == 5 / 8
+
+  second = made.collect(None, 1)
+  old, new = UID(0, 1, group=1), UID(1, 1, group=1)
+  assert uids(second.scored) == [old, old + 1, new, new + 1]
+  np.testing.assert_array_equal(second.batch.policy_version[:, 0], [0, 0, 1, 1])
+  np.testing.assert_array_equal(second.batch.group, [0, 0, 1, 1])
+  assert made.kept.surplus == ()
+  assert _shapes(first) == _shapes(second)
+  names = [r.uid for wave in engine.requests for r in wave]
+  assert len(set(names)) == len(names) == 16
+
+
+def test_surplus_that_would_do_does_not_stop_the_policy_from_being_measured():
+  made, engine = collector([RIGHT, MIXED] * 3, filter__name='dynamic_sampling')
+  kept = dataclasses.replace(made.kept)
+  groups = _groups('abc')
+  made.kept = dataclasses.replace(kept, surplus=groups[:2])
+  done = made.collect(None, 5)
+  assert engine.waves == 1 and done.metrics['collect/waves'] == 1
+  # Oldest first; the new one waits.
+  assert uids(done.scored) == [1000, 1001, 1100, 1101]
+  assert [group.version for group in made.kept.surplus] == [5]
+
+
+def _groups(names, version=0):
+  scratch, _ = collector([MIXED] * len(names), train__prompts=len(names))
+  done = scratch.collect(None, version)
+  out = []
+  for i in range(len(names)):
+    part = slice(i * SAMPLES, (i + 1) * SAMPLES)
+    episodes = tuple(
+        dataclasses.replace(e, uid=1000 + 100 * i + j)
+        for j, e in enumerate(done.scored.episodes[part])
+    )
+    out.append(
+        Group(
+            episodes,
+            done.scored.returns[part],
+            done.scored.accuracy[part],
+            done.scored.valid[part],
+        )
+    )
+  return tuple(out)
+
+
+def test_when_tries_run_out_rows_stay_empty_and_the_log_says_so():
+  made, _ = collector(
+      [RIGHT, MIXED, WRONG, WRONG, WRONG, RIGHT],
+      filter__name='dynamic_sampling',
+      filter__tries=2,
+  )
+  first = made.collect(None, 0)
+  np.testing.assert_array_equal(first.batch.weight, [1, 1, 0, 0])
+  np.testing.assert_array_equal(first.batch.valid, [True, True, False, False])
+  np.testing.assert_array_equal(first.batch.length, [6, 6, 0, 0])
+  assert first.metrics['collect/missing_groups'] == 1
+  (note,) = first.notes
+  assert '1 of 2 groups are missing' in note and 'kept 1 of 4' in note
+
+  made, _ = collector([RIGHT] * 4, filter__name='dynamic_sampling',
+                      filter__tries=2)  # fmt: skip
+  empty = made.collect(None, 0)
+  assert empty.scored.episodes == [] and not empty.batch.weight.any()
+  assert empty.metrics['collect/kept_fraction'] == 0
+  assert empty.metrics['episode/accuracy'] == 1
+  assert _shapes(first) == _shapes(empty)
+
+
+def test_the_band_is_on_the_unshaped_metric_and_failures_do_not_count():
+  scripts = ['wrong long', 'dead dead', 'right dead', MIXED, MIXED, MIXED]
+  made, _ = collector(
+      scripts,
+      filter__name='accuracy_band',
+      filter__band_low=0.0,
+      filter__band_high=0.8,
+  )
+  done = made.collect(None, 0)
+  # All wrong is in this band; nobody judged is in none; 1 of 1 is above.
+  assert done.metrics['collect/kept_fraction'] == 2 / 4
+  assert [e.task.uid for e in done.scored.episodes[::2]] == ['0', '3']
+
+  # Two groups of wrong answers differ in return, not in metric.
+  made, _ = collector(
+      ['wrong long', 'wrong tidy', MIXED, MIXED],
+      filter__name='dynamic_sampling',
+      overlong__penalty=1.0,
+  )
+  done = made.collect(None, 0)
+  assert [e.task.uid for e in done.scored.episodes[::2]] == ['2', '3']
+
+
+def test_ranking_by_raw_reward_takes_weight_and_not_statistics():
+  made, engine = collector(
+      ['right long', 'wrong tidy'],
+      overlong__penalty=1.0,
+      filter__name='top_count',
+      filter__value=1.0,
+      filter__measure='sum',
+      filter__smallest=True,
+  )
+  # Returns of 1 and 0.5, before length is charged.
+  done = made.collect(None, 0)
+  np.testing.assert_array_equal(done.batch.weight, [0, 0, 1, 1])
+  np.testing.assert_allclose(done.batch.returns, [1, -1, 0, 0.5])
+
+  made, engine = collector(
+      [RIGHT, MIXED], filter__name='top_share', filter__value=0.5
+  )
+  done = made.collect(None, 0)
+  assert engine.waves == 1
+  np.testing.assert_array_equal(done.batch.weight, [0, 0, 1, 1])
+  np.testing.assert_array_equal(done.batch.valid, True)
+  assert done.metrics['collect/kept_fraction'] == 0.5
+  assert made.kept.surplus == ()
+
+
+def test_a_reward_that_fails_costs_its_group_which_is_made_up_for():
+  made, _ = collector(
+      ['broken right', MIXED, MIXED, MIXED], filter__name='dynamic_sampling'
+  )
+  done = made.collect(None, 0)
+  assert [e.task.uid for e in done.scored.episodes[::2]] == ['1', '2']
+  assert done.metrics['failures/unscored'] == 2
+
+
+def test_overlong_shaping_and_masking():
+  made, _ = collector(
+      ['right long', 'wrong long'],
+      overlong__penalty=0.5,
+      overlong__mask=True,
+  )
+  done = made.collect(None, 0)
+  # 16 sampled tokens are the limit; 4 are at half the limit and free.
+  np.testing.assert_allclose(done.batch.returns, [1, -0.5, 0, -0.5])
+  np.testing.assert_array_equal(done.batch.metric, [1, 0, 0, 0])
+  np.testing.assert_array_equal(done.batch.weight, [1, 0, 1, 0])
+  np.testing.assert_array_equal(done.batch.valid, True)
+  assert done.metrics['overlong/penalty'] == -0.25
+  assert done.metrics['overlong/masked'] == 0.5
+  assert done.metrics['reward/total'] == 0.25  # raw
+  # Half of the penalty in the middle of the buffer.
+  made, _ = collector([MIXED] * 2, overlong__penalty=1.0, overlong__limit=8)
+  np.testing.assert_allclose(
+      made.collect(None, 0).batch.returns, [0.5, -0.5] * 2
+  )
+
+
+def test_replay_fills_its_share_and_spares_rollouts():
+  made, engine = collector(
+      [MIXED] * 7,
+      replay__capacity=2,
+      replay__share=0.5,
+      replay__max_age=2,
+  )
+  first = made.collect(None, 0)
+  assert first.metrics['replay/share'] == 0
+  assert first.metrics['replay/size'] == 2
+  second = made.collect(None, 1)
+  assert len(engine.requests[1]) == SAMPLES
+  assert second.metrics['replay/share'] == 0.5
+  assert second.metrics['replay/age'] == 1
+  # Fresh ones first; a replayed group keeps its names, version and log-probs.
+  assert uids(second.scored)[:2] == [4, 5]
+  assert uids(second.scored)[2:] in ([0, 1], [2, 3])
+  np.testing.assert_array_equal(second.batch.policy_version[:, 0], [1, 1, 0, 0])
+  assert len(second.played.episodes) == 2
+  # Only fresh groups are admitted: two of 0 and one of 1, the oldest leaves.
+  assert [group.version for group in made.kept.replay] == [0, 1]
+  assert _shapes(first) == _shapes(second)
+  again, _ = collector([MIXED] * 7, replay__capacity=2, replay__max_age=2)
+  again.collect(None, 0)
+  assert uids(again.collect(None, 1).scored) == uids(second.scored)
+
+
+REMAX = {'algorithm__advantage': 'remax'}
+
+
+def test_remax_has_the_greedy_return_of_its_prompt_as_baseline():
+  made, engine = collector(
+      ['right wrong long', 'wrong wrong right'], overlong__penalty=0.5, **REMAX
+  )
+  done = made.collect(None, 0)
+  np.testing.assert_allclose(done.batch.baseline, [-0.5, -0.5, 1, 1])
+  np.testing.assert_array_equal(done.batch.weight, 1)
+  asked = [r for r in engine.requests[0] if r.greedy]
+  # In the environment of the first episode of its group.
+  assert [(r.uid, r.group) for r in asked] == [(0, 0), (2, 1)]
+  assert uids(done.scored) == uids(done.played) == [0, 1, 2, 3]
+  assert done.metrics['episode/accuracy'] == 0.25
+  assert done.metrics['episode/greedy_episodes'] == 2
+  assert done.metrics['episode/greedy_accuracy'] == 0.5
+  assert done.metrics['episode/greedy_failed'] == 0
+
+
+def test_a_greedy_episode_that_fails_costs_its_group_the_loss():
+  made, _ = collector(['right wrong dead', 'wrong wrong right'], **REMAX)
+  done = made.collect(None, 0)
+  np.testing.assert_array_equal(done.batch.weight, [0, 0, 1, 1])
+  # Its members were played and judged well: they count in statistics.
+  np.testing.assert_array_equal(done.batch.valid, True)
+  np.testing.assert_array_equal(done.batch.baseline, [0, 0, 1, 1])
+  assert done.metrics['episode/greedy_failed'] == 1
+  assert done.metrics['failures/episodes'] == 0
+
+
+def test_an_interrupt_between_waves_leaves_no_trace():
+  made, _ = collector(
+      [MIXED, MIXED, RIGHT, MIXED],
+      ScriptedEngine(stop_at_wave=2),
+      filter__name='dynamic_sampling',
+      replay__capacity=4,
+      replay__share=0.5,
+  )
+  made.collect(None, 0)
+  before = made.kept
+  assert len(before.replay) == 2
+  with pytest.raises(Interrupted):
+    made.collect(None, 1)  # in its second wave
+  assert made.kept is before
