@@ -28,7 +28,7 @@ NORM = 'train/grad_norm'
 REPETITION = 'episode/repetition'
 DEPENDENCE = 'episode/input_dependence'
 SUCCESS = 'episode/accuracy'
-KEPT = 'filter/kept_fraction'
+KEPT = 'collect/kept_fraction'
 
 _BASED = (SPREAD, ENTROPY, REPETITION, DEPENDENCE)
 

@@ -20,7 +20,7 @@ def _step(**changed):
       'episode/repetition': 0.1,
       'episode/input_dependence': 0.8,
       'episode/accuracy': 0.5,
-      'filter/kept_fraction': 1.0,
+      'collect/kept_fraction': 1.0,
   }
   names = {name.partition('/')[2]: name for name in metrics}
   return metrics | {names[key]: value for key, value in changed.items()}

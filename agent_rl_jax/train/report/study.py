@@ -100,28 +100,32 @@ def summarize(
         if arm != baseline and (baseline, r.seed) in runs
     ]
     accuracy = [r.accuracy for r in own]
-    rows.append({
-        'arm': arm,
-        'changes': dict(changed),
-        'runs': [
-            {
-                'seed': r.seed,
-                'cold_start': r.start,
-                'accuracy': r.accuracy,
-                'seconds': r.seconds,
-            }
-            for r in own
-        ],
-        'accuracy_mean': statistics.fmean(accuracy),
-        'accuracy_deviation': (
-            statistics.stdev(accuracy) if len(own) > 1 else None
-        ),
-        'gain': dataclasses.asdict(paired([r.accuracy - r.start for r in own])),
-        'against_baseline': (
-            dataclasses.asdict(paired(against)) if against else None
-        ),
-        'seconds_mean': statistics.fmean(r.seconds for r in own),
-    })
+    rows.append(
+        {
+            'arm': arm,
+            'changes': dict(changed),
+            'runs': [
+                {
+                    'seed': r.seed,
+                    'cold_start': r.start,
+                    'accuracy': r.accuracy,
+                    'seconds': r.seconds,
+                }
+                for r in own
+            ],
+            'accuracy_mean': statistics.fmean(accuracy),
+            'accuracy_deviation': (
+                statistics.stdev(accuracy) if len(own) > 1 else None
+            ),
+            'gain': dataclasses.asdict(
+                paired([r.accuracy - r.start for r in own])
+            ),
+            'against_baseline': (
+                dataclasses.asdict(paired(against)) if against else None
+            ),
+            'seconds_mean': statistics.fmean(r.seconds for r in own),
+        }
+    )
   return rows
 
 
