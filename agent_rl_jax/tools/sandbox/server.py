@@ -189,11 +189,13 @@ def _watch(server: int, trainer: int) -> bool:
   poller.register(process, select.POLLIN)
   poller.register(supervisor.REQUESTS, 0)
   # The parent is looked at too: a fork of the trainer may hold the pipe open.
-  while not (ready := poller.poll(500)) and os.getppid() == trainer:
+  while not poller.poll(500) and os.getppid() == trainer:
     pass
   os.kill(server, signal.SIGKILL)
   os.waitpid(server, 0)
-  return process not in dict(ready)
+  # The server ends with the trainer as well, and may have been seen first.
+  poller.unregister(process)
+  return bool(poller.poll(0)) or os.getppid() != trainer
 
 
 def _guard(function: Callable[..., Any], *arguments: Any) -> Any:
