@@ -1,13 +1,14 @@
 """A tiny run with erratic tools, which can be told where to die or to hang.
 
 python -m tests.entry.runner RUN_DIR [--die=PHASE:CALL:SECONDS]
-  [--hang=MARKER] [--no_sft]
+  [--hang=MARKER] [--no_sft] [--collect]
 
 Tools answer deterministically and sleep at random; one reward remembers.
 With --die the process gets SIGKILL that many seconds after the given call of
 the given phase has begun.  With --hang every tool call of the fourth training
 iteration and later hangs for an hour, and the first of them makes the file
-MARKER.  Used by the kill and interrupt tests.
+MARKER.  With --collect it resamples, replays and keeps a running baseline.
+Used by the kill and interrupt tests.
 """
 
 import argparse
@@ -110,7 +111,14 @@ class Novelty:
     self._seen = collections.Counter(state)
 
 
+def parity(task, episodes, step):
+  """Half of all episodes are right, whatever they say."""
+  del task, step
+  return [float(episode.num_action_tokens % 2) for episode in episodes]
+
+
 REWARDS['novelty'] = Novelty
+REWARDS['parity'] = lambda: parity
 
 
 def tiny(run_dir):
@@ -156,6 +164,19 @@ def tiny(run_dir):
   return config
 
 
+def collecting(config):
+  """Half of the groups are dropped, a fourth of the batch is replayed."""
+  config.train.samples = 2
+  config.rewards.metric = 'parity'
+  config.filter.name = 'dynamic_sampling'
+  config.filter.tries = 4
+  config.replay.capacity = 6
+  config.replay.share = 0.25
+  config.algorithm.advantage = 'reinforce'
+  config.algorithm.baseline = 'exponential'
+  return config
+
+
 def die_at(phase, call, seconds):
   """Arranges for SIGKILL after `call` calls of what `phase` means."""
   owner, name = {
@@ -196,6 +217,7 @@ def main():
   parser.add_argument('--die', default='')
   parser.add_argument('--hang', type=pathlib.Path)
   parser.add_argument('--no_sft', action='store_true')
+  parser.add_argument('--collect', action='store_true')
   options = parser.parse_args()
   if options.die:
     phase, call, seconds = options.die.split(':')
@@ -214,6 +236,8 @@ def main():
   config.rollout.step_timeout = 6000.0
   if options.no_sft:
     config.sft.exercise_steps = config.sft.steps = 0
+  if options.collect:
+    config = collecting(config)
   run.run(config, settings.resolve(config, base.get_config()))
 
 

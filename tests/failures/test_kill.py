@@ -1,5 +1,6 @@
 """SIGKILL or Ctrl-C anywhere, then the same command: not a bit differs."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -12,7 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from agent_rl_jax.train.buffer import Kept
 from tests.entry import runner
+from tests.unit.test_episodes_file import same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -91,6 +94,26 @@ def _arrays(folder):
   return step, {name: np.asarray(leaf) for name, leaf in tree.items()}
 
 
+def _kept(folder):
+  """Groups that a checkpoint holds, without how long their tools took."""
+  local = folder / 'local' / 'process_0'
+  kept = Kept.from_files({p.name: p.read_bytes() for p in local.glob('*.npz')})
+  untimed = lambda result: dataclasses.replace(result, seconds=0.0)
+
+  def turn(t):
+    return dataclasses.replace(
+        t, tool_results=tuple(map(untimed, t.tool_results))
+    )
+
+  def episode(e):
+    return dataclasses.replace(e, turns=tuple(map(turn, e.turns)))
+
+  def group(g):
+    return dataclasses.replace(g, episodes=tuple(map(episode, g.episodes)))
+
+  return Kept(*(tuple(map(group, s)) for s in (kept.surplus, kept.replay)))
+
+
 def _assert_same(whole, broken, stage):
   """Equal parameters, optimizer, estimator and host state, and metrics."""
   folders = [root / stage / 'checkpoints' for root in (whole, broken)]
@@ -108,11 +131,26 @@ def _assert_same(whole, broken, stage):
   for host in hosts:
     del host['seconds']
   assert hosts[0] == hosts[1]
+  same(*(_kept(folder / str(step)) for folder in folders))
   log = pathlib.Path(stage) / 'metrics.jsonl'
   lines = _lines(whole / log)
   assert _iterations(lines) == list(range(1, step + 1))
   assert _lines(broken / log) == lines
   return lines, arrays, hosts[0]
+
+
+def _interrupt_when(marker, process):
+  """Ctrl-C once the tools hang, which they do for an hour."""
+  deadline = time.monotonic() + 300
+  while not marker.exists() and time.monotonic() < deadline:
+    assert process.poll() is None, process.communicate()[0]
+    time.sleep(0.05)
+  assert marker.exists()
+  process.send_signal(signal.SIGINT)
+  # Only a run that does not wait for them ends in time.
+  out, _ = process.communicate(timeout=60)
+  assert process.returncode == 0, out
+  assert 'To go on, run the same command again' in out
 
 
 @pytest.mark.slow
@@ -159,16 +197,7 @@ def test_interrupt_with_a_hung_tool_saves_and_exits(tmp_path, environment):
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
   marker = tmp_path / 'hangs'
   process = _start(environment, broken, '--no_sft', f'--hang={marker}')
-  deadline = time.monotonic() + 300
-  while not marker.exists() and time.monotonic() < deadline:
-    assert process.poll() is None, process.communicate()[0]
-    time.sleep(0.05)
-  assert marker.exists()
-  process.send_signal(signal.SIGINT)
-  # The tools hang for an hour: only a run that does not wait ends in time.
-  out, _ = process.communicate(timeout=60)
-  assert process.returncode == 0, out
-  assert 'To go on, run the same command again' in out
+  _interrupt_when(marker, process)
   # The last whole iteration was saved, though no checkpoint was due.
   assert runner.HANG_AFTER % 2
   assert _steps(broken / 'rl' / 'checkpoints')[-1] == runner.HANG_AFTER
@@ -179,3 +208,52 @@ def test_interrupt_with_a_hung_tool_saves_and_exits(tmp_path, environment):
     code, out = _finish(_start(environment, folder, '--no_sft'))
     assert code == 0, out
   _assert_same(whole, broken, 'rl')
+
+
+# Two before an interrupt in the fourth iteration, two after it.
+COLLECTING_DEATHS = (
+    'update:12:0.0',  # in the third iteration: checkpoint 2 is there
+    'rollout:3:0.02',  # from it, in a later wave or iteration
+    'save:1:0.0',  # from 3, before checkpoint 4 is begun
+    'rollout:3:0.01',  # from 3 again
+)
+
+
+@pytest.mark.slow
+def test_resampling_and_replay_survive_kills_and_an_interrupt(
+    tmp_path, environment
+):
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  options = ('--no_sft', '--collect')
+  code, out = _finish(_start(environment, whole, *options))
+  assert code == 0, out
+  checkpoints = broken / 'rl' / 'checkpoints'
+  resumed = []
+
+  def die(death):
+    resumed.append(max(_steps(checkpoints), default=0))
+    process = _start(environment, broken, *options, f'--die={death}')
+    code, out = _finish(process)
+    assert code == -signal.SIGKILL, f'{death}: {out}'
+
+  for death in COLLECTING_DEATHS[:2]:
+    die(death)
+  marker = tmp_path / 'hangs'
+  process = _start(environment, broken, *options, f'--hang={marker}')
+  _interrupt_when(marker, process)
+  assert _steps(checkpoints)[-1] == runner.HANG_AFTER
+  assert _kept(checkpoints / str(runner.HANG_AFTER)).replay
+  for death in COLLECTING_DEATHS[2:]:
+    die(death)
+  assert resumed == [0, 2, 3, 3]
+  code, out = _finish(_start(environment, broken, *options))
+  assert code == 0, out
+
+  lines, arrays, _ = _assert_same(whole, broken, 'rl')
+  lines = [line for line in lines if 'train/loss' in line]
+  some = lambda name: [line[name] for line in lines]
+  assert max(some('collect/waves')) > 1 and max(some('collect/surplus')) > 0
+  assert max(some('replay/share')) == 0.25 and max(some('replay/age')) > 0
+  assert arrays['1/baseline/average'] != 0
+  # Waves, empty rows and replayed ones have the shapes of the warm-up.
+  assert set(some('compile/after_warm_up')) == {0.0}
