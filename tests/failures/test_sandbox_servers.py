@@ -274,3 +274,35 @@ def test_servers_end_with_a_killed_trainer(backend, fork):
     if worker > 0:
       os.kill(worker, signal.SIGKILL)
     trainer.stdout.close()
+
+
+def test_the_folder_goes_when_the_servers_are_seen_to_end_first():
+  """Launchers that look late find the server and the trainer gone at once."""
+  trainer = subprocess.Popen(
+      [sys.executable, '-c', _TRAINER, 'process', '', '60'],
+      stdout=subprocess.PIPE,
+      env={**os.environ, 'PYTHONPATH': str(ROOT)},
+      text=True,
+  )
+  launchers = []
+  try:
+    folder = trainer.stdout.readline().strip().partition(' ')[2]
+    launchers = _children(trainer.pid)
+    servers = [pid for launcher in launchers for pid in _children(launcher)]
+    assert os.path.exists(folder) and len(servers) == 2
+    for pid in launchers:
+      os.kill(pid, signal.SIGSTOP)
+    trainer.kill()
+    trainer.wait()
+    assert _gone(servers, 20)
+    for pid in launchers:
+      os.kill(pid, signal.SIGCONT)
+    assert _gone(launchers, 20)
+    assert not os.path.exists(folder)
+  finally:
+    trainer.kill()
+    trainer.wait()
+    for pid in launchers:
+      if not _gone([pid], 0):
+        os.kill(pid, signal.SIGKILL)
+    trainer.stdout.close()
