@@ -23,11 +23,15 @@ def get_config():
   config.model.qk_norm = True
 
   config.sft.exercise_steps = 120
-  config.sft.steps = 60
+  config.sft.steps = 100
   config.sft.batch = 64
-  config.sft.pack_len = (256,)
+  config.sft.micro_batch = 16
+  config.sft.pack_len = (128,)
   config.sft.lr = 0.02
   config.sft.optimizer.name = 'muon'
+  # Without the decay, which behaviour is greedy still changes at the end.
+  config.sft.optimizer.schedule = 'linear'
+  config.sft.optimizer.final = 0.05
 
   config.env.max_tool_calls = 2
   config.rollout.slots = 48
@@ -37,13 +41,16 @@ def get_config():
   config.rollout.max_episode_tokens = 128
   config.rollout.chunk = 6
 
-  config.train.iterations = 40
+  config.train.iterations = 36
   config.train.prompts = 16
   config.train.samples = 8
-  config.train.pack_len = (256,)
+  config.train.micro_batch = 16
+  config.train.pack_len = (128,)
   config.train.lr = 3e-4
   config.train.old_logprobs = 'sampler'
   config.optimizer.eps = 1e-5
+  config.optimizer.schedule = 'linear'
+  config.optimizer.final = 0.1
 
   config.eval.every = 10
   config.eval.problems = 64
