@@ -42,6 +42,8 @@ READERS = {
     'replay': (options.ReplayOptions, set()),
     'optimizer': (OptimizerOptions, {'lr', 'total'}),
     'sft.optimizer': (OptimizerOptions, {'lr', 'total'}),
+    'critic': (options.CriticOptions, set()),
+    'critic.optimizer': (OptimizerOptions, {'lr', 'total'}),
     'train': (options.TrainOptions, set()),
     'sft': (options.SftOptions, set()),
     'sft.demonstrations': (DemonstrationOptions, set()),
@@ -51,6 +53,9 @@ READERS = {
     'mesh': (MeshOptions, set()),
     'report': (options.ReportOptions, set()),
 }
+
+
+CRITIC = {'algorithm__advantage': 'gae', 'critic__kind': 'own'}
 
 
 def _resolve(**changes):
@@ -100,6 +105,19 @@ def test_base_resolves():
   assert made.total_updates == 50
   assert made.model_config(300).vocab_size == 300
   assert made.data.split == 'train' and made.eval_data.split == 'heldout'
+
+
+def test_the_critic_has_its_own_optimizer_and_the_policy_waits_for_it():
+  made = _resolve(
+      **CRITIC,
+      critic__lr=0.01,
+      critic__warmup_updates=5,
+      critic__optimizer__name='muon',
+  )
+  assert made.critic_optimizer.lr == 0.01
+  assert made.critic_optimizer.name == 'muon'
+  assert made.critic_optimizer.total == 50
+  assert made.optimizer.lr == 3e-4 and made.optimizer.total == 45
 
 
 def test_derived_numbers():
@@ -157,6 +175,18 @@ def test_derived_numbers():
         ({'model__num_kv_heads': 3}, 'not a multiple of model.num_kv_heads=3'),
         ({'model__width': 1.5}, 'ModelConfig.width=1.5 is a float'),
         ({'checkpoint__every': 0}, 'checkpoint.every=0'),
+        ({'algorithm__advantage': 'gae'}, "set critic.kind to 'own' or"),
+        ({'critic__kind': 'own'}, "'grpo', which reads no values"),
+        ({'critic__kind': 'both'}, "critic.kind='both' is none of"),
+        ({'critic__lr': 1.0}, "critic.lr=1.0 is not used: critic.kind is 'no"),
+        ({'critic__optimizer__b1': 0.5}, 'critic.optimizer.b1=0.5 is not used'),
+        ({**CRITIC, 'critic__stop_gradient': True}, 'only a shared trunk'),
+        ({**CRITIC, 'critic__value_coef': 0.0}, 'critic.value_coef=0.0'),
+        ({**CRITIC, 'critic__warmup_updates': 50}, 'policy would never move'),
+        ({**CRITIC, 'critic__warmup_updates': 20, 'optimizer__warmup': 30},
+         'optimizer.warmup=30 is not below the 30 updates'),
+        ({**CRITIC, 'critic__optimizer__warmup': 50},
+         'critic.optimizer.warmup=50 is not below'),
         ({'filter__name': 'dynamic'}, "filter.name='dynamic' is none of"),
         ({'filter__name': 'dynamic_sampling', 'train__samples': 1,
           'algorithm__advantage': 'reinforce'}, 'never differs inside'),
