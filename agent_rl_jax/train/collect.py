@@ -145,31 +145,22 @@ class Collector:
     played = join([wave.played for wave in waves])
     stats = sum((wave.stats for wave in waves[1:]), waves[0].stats)
     metrics = played.metrics() | stats.metrics(settings.rollout.slots)
-    metrics |= watch.take()
+    metrics |= watch.take() | _overlong_metrics(settings, scored, batch)
+    if self._greedy:
+      metrics |= _greedy_metrics(join([wave.greedy for wave in waves]))
     missing = prompts - len(used) - len(replayed)
-    seen = sum(len(wave.kept) for wave in waves)
-    passed = sum(int(wave.kept.sum()) for wave in waves)
     if options.name != 'none' or settings.replay.capacity:
       ages = [iteration - group.version for group in replayed]
       metrics |= {
           'collect/waves': float(len(waves)),
-          'collect/kept_fraction': passed / seen,
+          'collect/kept_fraction': _kept_fraction(waves),
           'collect/surplus': float(len(surplus)),
           'collect/missing_groups': float(missing),
           'replay/size': float(len(self.kept.replay)),
           'replay/share': len(replayed) / prompts,
           'replay/age': float(np.mean(ages)) if ages else 0.0,
       }
-    if self._greedy:
-      metrics |= _greedy_metrics(join([wave.greedy for wave in waves]))
-    metrics |= _overlong_metrics(settings, scored, batch)
-    notes = ()
-    if missing:
-      notes = (
-          f'iteration {iteration + 1}: {missing} of {prompts} groups are'
-          f' missing, their rows empty: filter.name={options.name!r} kept'
-          f' {passed} of {seen} groups in {len(waves)} waves of tasks',
-      )
+    notes = (_missing(waves, missing, settings, iteration),) if missing else ()
     return Collected(batch, scored, played, stats, metrics, notes)
 
   def _wave(
@@ -318,6 +309,22 @@ def _penalty(settings: Settings, episodes: Sequence[Episode]) -> np.ndarray:
       options.limit or settings.rollout.max_episode_tokens,
       options.buffer,
       options.penalty,
+  )
+
+
+def _kept_fraction(waves: Sequence[_Wave]) -> float:
+  return float(np.concatenate([wave.kept for wave in waves]).mean())
+
+
+def _missing(
+    waves: Sequence[_Wave], missing: int, settings: Settings, iteration: int
+) -> str:
+  """Says that a batch could not be filled."""
+  kept = np.concatenate([wave.kept for wave in waves])
+  return (
+      f'iteration {iteration + 1}: {missing} of {settings.train.prompts} groups'
+      f' are missing, their rows empty: filter.name={settings.filter.name!r}'
+      f' kept {kept.sum()} of {len(kept)} groups in {len(waves)} waves of tasks'
   )
 
 
