@@ -209,7 +209,8 @@ def draw(
     baseline: Arm in grey.
     metric: What is drawn.
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow
+  from matplotlib import ticker  # here: slow to import
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   curves = {arm: _band(files, metric) for arm, files in logs.items()}
@@ -228,6 +229,7 @@ def draw(
     axes.plot(steps, mean, color='C0', linewidth=1.4)
     axes.set_title(arm, fontsize='small')
     axes.set_ylim(-0.02, 1.02)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
     axes.tick_params(labelsize='x-small')
     axes.grid(alpha=0.25)
     axes.spines[['top', 'right']].set_visible(False)
