@@ -258,12 +258,3 @@ def overlong_penalty(
     )
   over = (np.asarray(tokens_N, np.float64) - (limit - buffer)) / buffer
   return -factor * np.clip(over, 0, 1)
-
-
-def mask_overlong(weight_N: np.ndarray, truncated_N: np.ndarray) -> np.ndarray:
-  """Row weights with 0 for truncated episodes.
-
-  As weights make up the loss's denominator too, the rest is not diluted; the
-  episodes still count in their group's statistics.
-  """
-  return np.where(np.asarray(truncated_N, bool), 0, np.asarray(weight_N))

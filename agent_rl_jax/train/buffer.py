@@ -81,11 +81,15 @@ def admit(
   """The buffer after an iteration that trained on fresh groups.
 
   The oldest make room, and those that the next iteration would find too old
-  leave.
+  leave.  A group of failures alone has nothing to teach and is not admitted.
   """
   if not options.capacity:
     return ()
-  new = [g for g in trained if options.admit == 'kept' or g.mixed]
+  new = [
+      g
+      for g in trained
+      if g.valid.any() and (options.admit == 'kept' or g.mixed)
+  ]
   fit = [
       g for g in (*replay, *new) if iteration + 1 - g.version <= options.max_age
   ]

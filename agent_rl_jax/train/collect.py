@@ -106,7 +106,7 @@ class Collector:
     watch = metrics_lib.Stopwatch()
     replayed = buffer.draw(
         self.kept.replay,
-        int(settings.replay.share * prompts),
+        settings.replay.groups(prompts),
         settings.replay,
         iteration,
         settings.seed,
@@ -145,7 +145,7 @@ class Collector:
     played = join([wave.played for wave in waves])
     stats = sum((wave.stats for wave in waves[1:]), waves[0].stats)
     metrics = played.metrics() | stats.metrics(settings.rollout.slots)
-    metrics |= watch.take() | _overlong_metrics(settings, scored, batch)
+    metrics |= watch.take() | _overlong_metrics(settings, scored)
     if self._greedy:
       metrics |= _greedy_metrics(join([wave.greedy for wave in waves]))
     missing = prompts - len(used) - len(replayed)
@@ -207,6 +207,9 @@ class Collector:
     )
     kept = np.zeros(len(groups), bool)
     kept[chosen] = True
+    if self._greedy:
+      # Without a baseline it has no advantage, now or replayed.
+      kept &= [group.baseline is not None for group in groups]
     return _Wave(groups, kept, played, greedy, stats)
 
   def _groups(self, played: Scored, greedy: Scored) -> list[Group]:
@@ -254,18 +257,16 @@ def assemble(
 
   Returns:
     (episodes with the returns that are optimized, batch).  Weight is 0 also
-    where a truncated episode is masked, and where a greedy baseline is called
-    for and failed: that group has statistics but no advantage.
+    where a truncated episode is masked.
   """
   rollout, train = settings.rollout, settings.train
   needs_baseline = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
   episodes, weights, baselines = [], [], []
   for index, (group, keep) in enumerate(zip(groups, trained, strict=True)):
-    usable = keep and not (needs_baseline and group.baseline is None)
     for episode in group.episodes:
       masked = settings.overlong.mask and truncated(episode)
       episodes.append(dataclasses.replace(episode, group=index))
-      weights.append(float(usable and not masked))
+      weights.append(float(keep and not masked))
       baselines.append(group.baseline or 0.0)
   gather = lambda name, dtype: np.concatenate(
       [np.zeros(0, dtype), *(getattr(group, name) for group in groups)],
@@ -328,9 +329,7 @@ def _missing(
   )
 
 
-def _overlong_metrics(
-    settings: Settings, scored: Scored, batch: TrajectoryBatch
-) -> dict[str, float]:
+def _overlong_metrics(settings: Settings, scored: Scored) -> dict[str, float]:
   """Of the batch's valid episodes: mean penalty, and share left out."""
   valid = [e for e, v in zip(scored.episodes, scored.valid, strict=True) if v]
   count = max(len(valid), 1)

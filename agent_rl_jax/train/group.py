@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agent_rl_jax.algorithms.filters import TOLERANCE
 from agent_rl_jax.types import Episode
 
 
@@ -40,8 +41,9 @@ class Group:
 
   @property
   def mixed(self) -> bool:
-    """Whether the metric differs inside."""
-    return len(np.unique(self.metric[self.valid])) > 1
+    """Whether the metric differs inside, as dynamic sampling judges it."""
+    counted = self.metric[self.valid]
+    return counted.size > 0 and bool(np.ptp(counted) > TOLERANCE)
 
 
 def table(groups: Sequence[Group], name: str) -> np.ndarray:

@@ -217,6 +217,7 @@ class Trainer:
     if self.parts.settings.filter.name != 'none' and trained.size:
       # What a filter left is spread evenly; nothing at all is skipped updates.
       groups = trained
+    stale = (host.weight > 0) & (host.policy_version[:, 0] != iteration)
     for chosen in minibatch_plan(
         groups,
         train.epochs,
@@ -224,6 +225,7 @@ class Trainer:
         self.parts.settings.seed,
         iteration,
     ):
+      rows = np.isin(host.group, chosen) & (host.length > 0)
       state, sums = self.update.run(
           state,
           batch,
@@ -232,12 +234,14 @@ class Trainer:
           correction,
           lengths=host.length,
           weights=host.weight,
-          chosen=np.isin(host.group, chosen) & (host.length > 0),
+          chosen=rows,
           kl_coef=coef,
       )
       sums = jax.device_get(sums)
-      if not total and train.old_logprobs == 'sampler':
-        # The first update of a rollout batch sees the sampler's own weights.
+      first = not total and train.old_logprobs == 'sampler'
+      if first and not (stale & rows).any():
+        # The first update of a rollout batch sees the sampler's own weights,
+        # but for surplus and replayed rows: their gap is staleness.
         for name in ('', '_max'):
           sums[f'policy/logprob_gap{name}'] = sums[f'policy/drift{name}']
       for name, mean in sums.items():

@@ -125,6 +125,12 @@ class ReplayOptions:
           f'replay.admit={self.admit!r} is none of {", ".join(ADMITTED)}'
       )
 
+  def groups(self, prompts: int) -> int:
+    """Groups of a batch of `prompts` that may be replayed; never all."""
+    # Rounding first: 0.29 * 100 is 28.999... in binary.
+    most = math.floor(round(self.share * prompts, 9))
+    return min(most, prompts - 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class CriticOptions:

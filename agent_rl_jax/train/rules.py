@@ -254,7 +254,7 @@ def _overlong(s: Settings) -> str | None:
 def _replay(s: Settings) -> str | None:
   if s.replay.capacity == 0:
     return None
-  if int(s.replay.share * s.train.prompts) < 1:
+  if s.replay.groups(s.train.prompts) < 1:
     return (
         f'replay.share={s.replay.share} of train.prompts={s.train.prompts} is'
         ' less than one group: nothing would be replayed; raise either'

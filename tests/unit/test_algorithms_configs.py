@@ -3,8 +3,10 @@
 import importlib
 import pathlib
 
+import numpy as np
 import pytest
 
+from agent_rl_jax.algorithms import filters
 from agent_rl_jax.train import settings
 from configs import algorithms, base
 
@@ -39,7 +41,14 @@ def test_recipes_filter_or_replay():
       )
       for name in RECIPES
   }
-  assert made['dapo'].filter.resamples and made['dapo'].overlong.penalty > 0
+  dapo = made['dapo']
+  assert dapo.filter.resamples
+  # Its shaping can be felt: a prompt takes 30 to 40 tokens of a row.
+  sampled = np.array([dapo.rollout.max_len - 40])
+  limit = dapo.overlong.limit or dapo.rollout.max_episode_tokens
+  assert filters.overlong_penalty(
+      sampled, limit, dapo.overlong.buffer, dapo.overlong.penalty
+  ) < -0.1  # fmt: skip
   assert made['zerotir'].filter.name == 'accuracy_band'
   assert made['starpo'].filter.name == 'top_share'
   assert made['replay'].replay.capacity > 0

@@ -67,6 +67,24 @@ def test_mixed_admits_what_can_still_teach():
       _group('the other failed', 0, (1, 0), (True, False)),
   ]
   assert _names(buffer.admit((), trained, options, 0)) == ['mixed']
+  # As dynamic sampling has it: judges' noise is no difference.
+  assert not _group('noise', 0, (0.5, 0.5 + 1e-7)).mixed
+
+
+def test_a_group_that_nobody_judged_is_not_admitted():
+  trained = [_group('dead', 0, valid=(False, False)), _group('alive', 0)]
+  for admit in ('kept', 'mixed'):
+    options = dataclasses.replace(OPTIONS, admit=admit)
+    assert _names(buffer.admit((), trained, options, 0)) == ['alive']
+
+
+def test_the_share_is_rounded_down_in_decimals_and_never_all():
+  groups = lambda share, prompts: dataclasses.replace(
+      OPTIONS, share=share
+  ).groups(prompts)
+  assert groups(0.29, 100) == 29  # 28.999... in binary
+  assert groups(0.34, 16) == 5
+  assert groups(1 - 1e-12, 4) == 3
 
 
 def test_both_stores_come_back_from_their_files():

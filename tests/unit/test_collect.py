@@ -260,6 +260,22 @@ def test_a_greedy_episode_that_fails_costs_its_group_the_loss():
   assert done.metrics['failures/episodes'] == 0
 
 
+def test_a_group_without_its_baseline_is_made_up_for_and_never_replayed():
+  scripts = ['right wrong dead', 'right wrong right', 'wrong right wrong']
+  made, engine = collector(
+      [*scripts, RIGHT], filter__name='dynamic_sampling', **REMAX
+  )
+  done = made.collect(None, 0)
+  assert engine.waves == 2
+  assert [e.task.uid for e in done.scored.episodes[::2]] == ['1', '2']
+  np.testing.assert_array_equal(done.batch.baseline, [1, 1, 0, 0])
+
+  made, _ = collector(scripts[:2], replay__capacity=4, **REMAX)
+  done = made.collect(None, 0)
+  np.testing.assert_array_equal(done.batch.weight, [0, 0, 1, 1])
+  assert [g.episodes[0].task.uid for g in made.kept.replay] == ['1']
+
+
 def test_an_interrupt_between_waves_leaves_no_trace():
   made, _ = collector(
       [MIXED, MIXED, RIGHT, MIXED],
