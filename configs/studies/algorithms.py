@@ -19,7 +19,7 @@ A small form, for one seed and two arms:
 
   python -m experiments.sweep --config=configs/studies/algorithms.py
       --config.run_dir=runs/small_study --config.study.seeds='(0,)'
-      --config.study.only="('gspo',)" --config.train.iterations=5
+      --config.study.only="('grpo_gspo',)" --config.train.iterations=5
 """
 
 import importlib
