@@ -58,6 +58,8 @@ class TrajectoryBatch:
     turn_rewards: float32 [B, U], environment reward of each turn.
     anchor: int32 [B, U], dense id of each turn's anchor state, -1 if none.
     turn_mask: bool [B, U], which turns exist.
+    fresh: bool [B] or None for all: no earlier batch held the episode, so that
+      statistics over several batches count it once.
   """
 
   tokens: Array
@@ -77,6 +79,7 @@ class TrajectoryBatch:
   anchor: Array
   turn_mask: Array
   baseline: Array | None = None
+  fresh: Array | None = None
 
 
 @flax.struct.dataclass

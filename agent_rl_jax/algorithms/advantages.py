@@ -72,8 +72,13 @@ def initial_state(options: AdvantageOptions) -> dict:
 def reference_kl(
     batch: TrajectoryBatch, scores: Scores, options: AdvantageOptions
 ) -> jax.Array:
-  """Mean over rows of the row's mean KL(old, reference), in nats per token."""
+  """Mean over rows of the row's mean KL(old, reference), in nats per token.
+
+  Rows that are not `fresh` were counted when an earlier batch held them.
+  """
   mask_BxT = returns.sampled(batch)
+  if batch.fresh is not None:
+    mask_BxT = mask_BxT & batch.fresh[:, None]
   gap_BxT = kl.kl_penalty(
       scores.old_logprobs, scores.reference_logprobs, mask_BxT, options.kl
   )
@@ -130,7 +135,7 @@ def estimate(
           'kl_adaptive needs reference log-probs: score the batch with the '
           'reference policy, or set kl_adaptive=False'
       )
-    episodes = jnp.sum(returns.representatives(batch))
+    episodes = jnp.sum(returns.newcomers(batch))
     new['kl_coef'] = kl.adapted_coef(
         returns.kl_coef(state, options),
         reference_kl(batch, scores, options),

@@ -2,7 +2,8 @@
 
 Leaves out critics (`gae`) and group baselines (`group`).  Invariant: a running
 baseline comes from earlier batches alone, since one that holds the present
-batch correlates with the samples it is subtracted from.
+batch correlates with the samples it is subtracted from; each episode counts in
+it once, in the first batch that holds it (`TrajectoryBatch.fresh`).
 """
 
 from __future__ import annotations
@@ -102,6 +103,11 @@ def reinforce(
   of the last `baseline_window` batch means).  With `normalize_std` divided by
   the running standard deviation too, once two samples have passed.
 
+  Replay leaves one dependence: a replayed sample's own reward is part of the
+  baseline that is subtracted from it, since an earlier batch held it.  Its
+  share is one in all samples of the baseline, so that it matters only to a
+  short 'window' or a small `baseline_decay`.
+
   Raises:
     ValueError: The state is missing (`advantages.initial_state`).
   """
@@ -119,7 +125,7 @@ def reinforce(
         values_B / (running_std(past) + options.epsilon),
         values_B,
     )
-  new = updated_baseline(past, score_B, returns.representatives(batch), options)
+  new = updated_baseline(past, score_B, returns.newcomers(batch), options)
   return Advantages(
       groups.broadcast(values_B, returns.sampled(batch)),
       state={**state, 'baseline': new},

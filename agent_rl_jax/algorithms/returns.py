@@ -230,3 +230,9 @@ def _carry_back(
 def representatives(batch: TrajectoryBatch) -> Array:
   """bool [B]: the row that stands for its episode in statistics."""
   return groups.representatives(batch.episode, batch.valid)
+
+
+def newcomers(batch: TrajectoryBatch) -> Array:
+  """bool [B]: representatives of the episodes that no earlier batch held."""
+  counted_B = representatives(batch)
+  return counted_B if batch.fresh is None else counted_B & batch.fresh

@@ -38,6 +38,7 @@ def collate(
     num_turns: int,
     weight: Sequence[float] | None = None,
     baseline: Sequence[float] | None = None,
+    fresh: Sequence[bool] | None = None,
 ) -> TrajectoryBatch:
   """Stacks episodes into a batch.
 
@@ -52,6 +53,7 @@ def collate(
     num_turns: U, at least the most turns.
     weight: Weight of each episode in the loss; None for 1 where it is valid.
     baseline: Return that each episode is compared with, or None.
+    fresh: Whether no earlier batch held each episode; None where none did.
 
   Raises:
     ValueError: when something does not fit the given shape.
@@ -83,6 +85,7 @@ def collate(
       anchor=np.full((b, u), -1, np.int32),
       turn_mask=np.zeros((b, u), bool),
       baseline=None if baseline is None else np.zeros(b, np.float32),
+      fresh=None if fresh is None else np.zeros(b, bool),
   )
   anchors: dict[bytes, int] = {}
   groups: dict[int, int] = {}
@@ -105,6 +108,8 @@ def collate(
       out.metric[i] = metric[e]
       if baseline is not None:
         out.baseline[i] = baseline[e]
+      if fresh is not None:
+        out.fresh[i] = fresh[e]
       for k, turn in enumerate(episode.turns):
         if turn.row != r:
           continue

@@ -132,6 +132,7 @@ class Collector:
         settings,
         [group for group, _ in used] + replayed,
         [keep for _, keep in used] + [True] * len(replayed),
+        fresh=len(used),
     )
     self.kept = buffer.Kept(
         surplus=tuple(group for group, _ in surplus),
@@ -245,7 +246,10 @@ def first_uid(train: Any, iteration: int, wave: int) -> int:
 
 
 def assemble(
-    settings: Settings, groups: Sequence[Group], trained: Sequence[bool]
+    settings: Settings,
+    groups: Sequence[Group],
+    trained: Sequence[bool],
+    fresh: int,
 ) -> tuple[Scored, TrajectoryBatch]:
   """Groups as a batch of the run's one shape.
 
@@ -254,6 +258,8 @@ def assemble(
     groups: At most `train.prompts`; rows of what is missing are empty.
     trained: Per group, False to leave it out of the loss: it still counts in
       statistics.
+    fresh: The first so many groups were in no batch before; surplus of an
+      earlier iteration was not, the replayed ones were.
 
   Returns:
     (episodes with the returns that are optimized, batch).  Weight is 0 also
@@ -261,13 +267,14 @@ def assemble(
   """
   rollout, train = settings.rollout, settings.train
   needs_baseline = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
-  episodes, weights, baselines = [], [], []
+  episodes, weights, baselines, new = [], [], [], []
   for index, (group, keep) in enumerate(zip(groups, trained, strict=True)):
     for episode in group.episodes:
       masked = settings.overlong.mask and truncated(episode)
       episodes.append(dataclasses.replace(episode, group=index))
       weights.append(float(keep and not masked))
       baselines.append(group.baseline or 0.0)
+      new.append(index < fresh)
   gather = lambda name, dtype: np.concatenate(
       [np.zeros(0, dtype), *(getattr(group, name) for group in groups)],
       dtype=dtype,
@@ -289,6 +296,7 @@ def assemble(
       num_turns=rollout.max_turns,
       weight=weights,
       baseline=baselines if needs_baseline else None,
+      fresh=new if settings.replay.capacity else None,
   )
   return scored, batch
 

@@ -146,7 +146,7 @@ class Trainer:
     """Compiles every shape that an iteration or an evaluation can need."""
     parts = self.parts
     parts.engine.warm_up(parts.publish(state.trainable['policy']))
-    _, batch = assemble(parts.settings, [], [])
+    _, batch = assemble(parts.settings, [], [], fresh=0)
     scores, on_device = self._scores(state, batch)
     advantages, correction, _, _ = self._prepare(on_device, scores, carried)
     if self.train.old_logprobs == 'recompute':

@@ -36,6 +36,7 @@ def test_without_a_filter_it_is_one_wave_of_ordered_names():
     np.testing.assert_array_equal(done.batch.group, [0, 0, 1, 1])
     np.testing.assert_array_equal(done.batch.weight, 1)
     assert done.batch.baseline is None and not done.notes
+    assert done.batch.fresh is None
     assert not [m for m in done.metrics if m.startswith(('collect', 'replay'))]
   assert engine.waves == 3
 
@@ -220,6 +221,8 @@ def test_replay_fills_its_share_and_spares_rollouts():
   assert uids(second.scored)[:2] == [4, 5]
   assert uids(second.scored)[2:] in ([0, 1], [2, 3])
   np.testing.assert_array_equal(second.batch.policy_version[:, 0], [1, 1, 0, 0])
+  np.testing.assert_array_equal(first.batch.fresh, True)
+  np.testing.assert_array_equal(second.batch.fresh, [True, True, False, False])
   assert len(second.played.episodes) == 2
   # Only fresh groups are admitted: two of 0 and one of 1, the oldest leaves.
   assert [group.version for group in made.kept.replay] == [0, 1]
