@@ -155,6 +155,7 @@ class Collector:
       metrics |= {
           'collect/waves': float(len(waves)),
           'collect/kept_fraction': _kept_fraction(waves),
+          'collect/return_std': _return_std(waves),
           'collect/surplus': float(len(surplus)),
           'collect/missing_groups': float(missing),
           'replay/size': float(len(self.kept.replay)),
@@ -323,6 +324,18 @@ def _penalty(settings: Settings, episodes: Sequence[Episode]) -> np.ndarray:
 
 def _kept_fraction(waves: Sequence[_Wave]) -> float:
   return float(np.concatenate([wave.kept for wave in waves]).mean())
+
+
+def _return_std(waves: Sequence[_Wave]) -> float:
+  """Mean std of raw returns inside the groups played, kept or not.
+
+  As 'group/return_std' has it: of valid members, groups of more than one; 0
+  where there is none.
+  """
+  groups = [g for wave in waves for g in wave.groups if g.valid.sum() > 1]
+  if not groups:
+    return 0.0
+  return float(filters.group_scores(table(groups, 'returns'), 'std').mean())
 
 
 def _missing(

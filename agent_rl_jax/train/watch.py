@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SPREAD = 'group/return_std'
+PLAYED_SPREAD = 'collect/return_std'
 ENTROPY = 'policy/entropy'
 NORM = 'train/grad_norm'
 REPETITION = 'episode/repetition'
@@ -148,6 +149,10 @@ class Watch:
     A metric that is absent or not finite says nothing.
     """
     options = self.options
+    if PLAYED_SPREAD in metrics:
+      # A filter or replay decides what is in the batch; this is of all groups
+      # that the policy played.
+      metrics = {**metrics, SPREAD: metrics[PLAYED_SPREAD]}
     values = {
         name: float(metrics[name])
         for name in (*_BASED, NORM, SUCCESS, KEPT)

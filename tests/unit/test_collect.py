@@ -56,6 +56,9 @@ def test_dynamic_sampling_plays_on_and_keeps_the_surplus_for_later():
   assert first.metrics['collect/missing_groups'] == 0
   # What was played tells how good the policy is, and not what was kept.
   assert first.metrics['episode/accuracy'] == 5 / 8
+  np.testing.assert_allclose(
+      first.metrics['collect/return_std'], 3 / 4 * np.sqrt(0.5)
+  )
 
   second = made.collect(None, 1)
   old, new = UID(0, 1, group=1), UID(1, 1, group=1)
@@ -112,6 +115,10 @@ def test_when_tries_run_out_rows_stay_empty_and_the_log_says_so():
   np.testing.assert_array_equal(first.batch.valid, [True, True, False, False])
   np.testing.assert_array_equal(first.batch.length, [6, 6, 0, 0])
   assert first.metrics['collect/missing_groups'] == 1
+  # Only the mixed one of four has a spread.
+  np.testing.assert_allclose(
+      first.metrics['collect/return_std'], np.sqrt(0.5) / 4
+  )
   (note,) = first.notes
   assert '1 of 2 groups are missing' in note and 'kept 1 of 4' in note
 
@@ -179,6 +186,8 @@ def test_a_reward_that_fails_costs_its_group_which_is_made_up_for():
   done = made.collect(None, 0)
   assert [e.task.uid for e in done.scored.episodes[::2]] == ['1', '2']
   assert done.metrics['failures/unscored'] == 2
+  # Of three groups; that of the failed reward has no spread.
+  np.testing.assert_allclose(done.metrics['collect/return_std'], np.sqrt(0.5))
 
 
 def test_overlong_shaping_and_masking():

@@ -98,6 +98,15 @@ def test_just_inside_the_threshold_is_silent(name, value):
   assert not told
 
 
+def test_the_spread_of_all_groups_played_comes_before_that_of_the_batch():
+  played = lambda std: _step() | {'collect/return_std': std}
+  assert not _told([played(0.1)] * 9)[0]
+  # The batch that a filter left looks as lively as ever.
+  told, watch = _told([played(0.1)] * 3 + [played(0.005)] * 3)
+  assert [line for _, line in told if 'std fell to 0.005, below' in line]
+  assert 'std was below 0.1' in watch.reason
+
+
 def test_nothing_is_told_before_there_is_a_base():
   assert not _told([_step(return_std=0.4), _step(return_std=0.0)])[0]
 
