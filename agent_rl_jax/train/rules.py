@@ -1,7 +1,8 @@
 """Rules across rooms: what no room alone can refuse.
 
 Each rule takes the settings and returns the rule that is broken, worded for
-the one who broke it, or None.  Leaves out what one room's options check.
+the one who broke it, or None; a caution likewise, of what may be meant and is
+only told.  Leaves out what one room's options check.
 """
 
 from __future__ import annotations
@@ -312,3 +313,24 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _double_correction,
     _estimator,
 )
+
+
+def _stale(s: Settings) -> str | None:
+  # A filter leaves surplus only in a second wave.
+  surplus = s.filter.resamples and s.filter.tries > 1
+  algorithm = s.algorithm
+  if (
+      (surplus or s.replay.capacity)
+      and s.train.old_logprobs == 'recompute'
+      and algorithm.correction == algorithm.rejection == 'none'
+  ):
+    source = 'replay' if s.replay.capacity else f'filter {s.filter.name!r}'
+    return (
+        f"train.old_logprobs='recompute' with the {source}, and neither a"
+        ' correction nor a rejection: rows that an older policy sampled are'
+        " trained on as if they were this one's; set algorithm.correction"
+        " ('tis'), or train.old_logprobs='sampler'"
+    )
+
+
+CAUTIONS: tuple[Callable[[Settings], str | None], ...] = (_stale,)

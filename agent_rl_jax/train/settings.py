@@ -304,7 +304,10 @@ def derived(settings: Settings) -> dict[str, int]:
 
 
 def describe(settings: Settings) -> str:
-  """The derived numbers as lines, to be printed at start-up."""
-  return '\n'.join(
-      f'  {name}: {value:,}' for name, value in derived(settings).items()
-  )
+  """What to print at start-up: the derived numbers, then cautions."""
+  lines = [f'  {name}: {value:,}' for name, value in derived(settings).items()]
+  for caution in rules.CAUTIONS:
+    message = caution(settings)
+    if message:
+      lines.append(f'warning: {message}')
+  return '\n'.join(lines)

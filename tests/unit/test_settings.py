@@ -211,6 +211,27 @@ def test_impossible_combinations_name_the_rule(changes, rule):
     _resolve(**changes)
 
 
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({'replay__capacity': 8}, 'with the replay'),
+        ({'filter__name': 'dynamic_sampling'}, "filter 'dynamic_sampling'"),
+        ({'filter__name': 'dynamic_sampling', 'filter__tries': 1}, None),
+        ({'filter__name': 'top_share'}, None),
+        ({'replay__capacity': 8, 'algorithm__correction': 'tis'}, None),
+        ({'replay__capacity': 8, 'algorithm__rejection': 'token_k1'}, None),
+        ({'replay__capacity': 8, 'train__old_logprobs': 'sampler'}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_rows_of_older_policies_without_a_correction_are_warned_of(
+    changes, words
+):
+  told = settings.describe(_resolve(**changes))
+  assert told.count('warning') == (words is not None)
+  assert (words or 'episodes') in told
+
+
 def test_all_broken_rules_are_told_at_once():
   with pytest.raises(ValueError) as error:
     _resolve(train__mini_batches=3, train__samples=1)
