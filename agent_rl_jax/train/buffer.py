@@ -1,8 +1,9 @@
 """What outlives an iteration: surplus groups, and groups to train on again.
 
 Two stores, both of whole groups with the policy version that sampled them.
-Surplus is what resampling played beyond a full batch; it enters the next one,
-oldest first.  The replay buffer holds groups that were trained on already.
+Surplus is what resampling played beyond a full batch; all of it enters the
+next one, before anything is replayed, so that it is never older than an
+iteration.  The replay buffer holds groups that were trained on already.
 
 ZeroTIR's replay buffer (Mai et al. 2025, arXiv 2505.07773) is a filter on the
 way into the buffer, group accuracy between 0.2 and 0.8, and its first release

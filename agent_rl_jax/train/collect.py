@@ -1,11 +1,13 @@
 """BRIDGE: from tasks to a batch of one fixed shape, whatever is filtered away.
 
 An iteration plays waves of tasks, scores them, filters groups, and fills the
-batch with surplus of earlier iterations (oldest first), then fresh groups,
-then replayed ones.  Filters that judge a group by itself play new tasks until
-the batch is full; filters that rank take groups out of the loss only.  What
-still is missing is empty rows.  Leaves out what is kept (`buffer.py`) and the
-update.  Invariants: the batch has `train.prompts * train.samples` rows, and a
+batch with the surplus of the iteration before, then fresh groups, then
+replayed ones.  Filters that judge a group by itself play new tasks until the
+batch is full; filters that rank take groups out of the loss only.  What still
+is missing is empty rows.  Leaves out what is kept (`buffer.py`) and the
+update.  Invariants: the batch has `train.prompts * train.samples` rows; every
+iteration plays at least one group with its own policy, and trains on all
+surplus that it finds, so that surplus is one iteration old and no more; and a
 collection that is interrupted leaves no trace here (tasks and rewards, which
 have moved on, are set back by the arm).
 """
@@ -104,30 +106,35 @@ class Collector:
     settings, options = self._settings, self._settings.filter
     prompts = settings.train.prompts
     watch = metrics_lib.Stopwatch()
+    surplus = self.kept.surplus
+    # Replay takes the room that surplus leaves, which would else wait for ever
+    # longer where replay may have most of the batch.
     replayed = buffer.draw(
         self.kept.replay,
-        settings.replay.groups(prompts),
+        min(settings.replay.groups(prompts), prompts - len(surplus)),
         settings.replay,
         iteration,
         settings.seed,
     )
     wanted = prompts - len(replayed)
     waves: list[_Wave] = []
-    # One wave is played even if surplus would do, so that every iteration
-    # measures its own policy.  Each adds at most what the batch takes away, so
-    # surplus stays below a batch.
-    fresh = [(group, True) for group in self.kept.surplus]
+    fresh = [(group, True) for group in surplus]
+    # The first wave plays what surplus leaves open, or as much surplus would
+    # be left again; but not nothing, so that every iteration measures its own
+    # policy.
+    count = max(1, wanted - len(surplus))
     while not waves or (
         options.resamples and len(fresh) < wanted and len(waves) < options.tries
     ):
-      wave = self._wave(params, iteration, len(waves), wanted, watch)
+      wave = self._wave(params, iteration, len(waves), count, watch)
+      count = wanted
       waves.append(wave)
       fresh += [
           (group, bool(keep))
           for group, keep in zip(wave.groups, wave.kept, strict=True)
           if keep or not options.resamples
       ]
-    used, surplus = fresh[:wanted], fresh[wanted:]
+    used, left = fresh[:wanted], fresh[wanted:]
     scored, batch = assemble(
         settings,
         [group for group, _ in used] + replayed,
@@ -135,7 +142,7 @@ class Collector:
         fresh=len(used),
     )
     self.kept = buffer.Kept(
-        surplus=tuple(group for group, _ in surplus),
+        surplus=tuple(group for group, _ in left),
         replay=buffer.admit(
             self.kept.replay,
             [group for group, keep in used if keep],
@@ -156,7 +163,7 @@ class Collector:
           'collect/waves': float(len(waves)),
           'collect/kept_fraction': _kept_fraction(waves),
           'collect/return_std': _return_std(waves),
-          'collect/surplus': float(len(surplus)),
+          'collect/surplus': float(len(left)),
           'collect/missing_groups': float(missing),
           'replay/size': float(len(self.kept.replay)),
           'replay/share': len(replayed) / prompts,

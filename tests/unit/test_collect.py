@@ -44,8 +44,8 @@ def test_without_a_filter_it_is_one_wave_of_ordered_names():
 def test_dynamic_sampling_plays_on_and_keeps_the_surplus_for_later():
   scripts = [RIGHT, MIXED]  # iteration 0: one is missing
   scripts += [MIXED, MIXED]  # its second wave brings one too many
-  scripts += [WRONG, RIGHT]  # iteration 1 begins with that one
-  scripts += [WRONG, MIXED]
+  scripts += [WRONG]  # iteration 1 begins with that one and needs another
+  scripts += [RIGHT, MIXED]
   made, engine = collector(scripts, filter__name='dynamic_sampling')
   first = made.collect(None, 0)
   assert uids(first.scored) == [2, 3, *(UID(0, 1) + i for i in range(2))]
@@ -68,11 +68,11 @@ def test_dynamic_sampling_plays_on_and_keeps_the_surplus_for_later():
   assert made.kept.surplus == ()
   assert _shapes(first) == _shapes(second)
   names = [r.uid for wave in engine.requests for r in wave]
-  assert len(set(names)) == len(names) == 16
+  assert len(set(names)) == len(names) == 14
 
 
 def test_surplus_that_would_do_does_not_stop_the_policy_from_being_measured():
-  made, engine = collector([RIGHT, MIXED] * 3, filter__name='dynamic_sampling')
+  made, engine = collector([MIXED], filter__name='dynamic_sampling')
   kept = dataclasses.replace(made.kept)
   groups = _groups('abc')
   made.kept = dataclasses.replace(kept, surplus=groups[:2])
@@ -81,6 +81,27 @@ def test_surplus_that_would_do_does_not_stop_the_policy_from_being_measured():
   # Oldest first; the new one waits.
   assert uids(done.scored) == [1000, 1001, 1100, 1101]
   assert [group.version for group in made.kept.surplus] == [5]
+  assert len(done.played.episodes) == SAMPLES
+
+
+def test_surplus_goes_before_replay_and_is_gone_after_an_iteration():
+  made, _ = collector(
+      [WRONG, *[MIXED] * 20],
+      train__prompts=4,
+      filter__name='dynamic_sampling',
+      replay__capacity=8,
+      replay__share=0.5,
+  )
+  surplus, share = [], []
+  for iteration in range(4):
+    done = made.collect(None, iteration)
+    surplus.append(done.metrics['collect/surplus'])
+    share.append(done.metrics['replay/share'])
+    versions = done.batch.policy_version[done.batch.fresh, 0]
+    assert (versions >= iteration - 1).all()
+    assert done.batch.weight.all() and done.played.episodes
+  # Three in four are left over; replay may have its half when they are in.
+  assert surplus == [3, 1, 0, 0] and share == [0, 0.25, 0.5, 0.5]
 
 
 def _groups(names, version=0):
