@@ -231,7 +231,7 @@ def get_config() -> ConfigDict:
   )
 
   config.overlong = create(
-      penalty=0.0,  # taken off the return at the limit; 0 = none
+      penalty=0.0,  # off the return at the limit or if truncated; 0 = none
       buffer=32,  # sampled tokens before the limit over which it grows
       limit=0,  # sampled tokens; 0 = rollout.max_episode_tokens
       mask=False,  # truncated episodes: no part of the loss

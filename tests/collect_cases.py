@@ -2,7 +2,8 @@
 
 A task is a list of outcomes, one per episode of its group: 'right', 'wrong',
 'tidy' (wrong, yet rewarded by half), 'long' (wrong, cut off at the limit of 16
-tokens), 'dead' (infrastructure).
+tokens), 'cut' (wrong, an action cut off after 4 tokens), 'dead'
+(infrastructure).
 """
 
 import types as pytypes
@@ -87,7 +88,7 @@ def episode(request, outcome, version):
   mask = np.arange(length) >= 2
   row = Row(np.ones(length, np.int32), mask, np.where(mask, -1, 0))
   row = Row(row.tokens, mask, row.logprobs.astype(np.float32))
-  finish = 'length' if outcome == 'long' else 'stop'
+  finish = 'length' if outcome in ('long', 'cut') else 'stop'
   turn = Turn(0, 2, length, length, Action(outcome), finish=finish)
   return Episode(
       task=request.task,

@@ -317,13 +317,20 @@ def truncated(episode: Episode) -> bool:
 
 
 def _penalty(settings: Settings, episodes: Sequence[Episode]) -> np.ndarray:
-  """What long episodes are charged; sampled tokens count, tools' do not."""
+  """What long episodes are charged; sampled tokens count, tools' do not.
+
+  A truncated one pays all, wherever it stood: the limit on its row or on one
+  action may be hit before that on the episode.
+  """
   options = settings.overlong
   if not options.penalty:
     return np.zeros(len(episodes))
+  limit = options.limit or settings.rollout.max_episode_tokens
   return filters.overlong_penalty(
-      np.array([episode.num_action_tokens for episode in episodes]),
-      options.limit or settings.rollout.max_episode_tokens,
+      np.array(
+          [limit if truncated(e) else e.num_action_tokens for e in episodes]
+      ),
+      limit,
       options.buffer,
       options.penalty,
   )

@@ -78,7 +78,8 @@ class OverlongOptions:
   """What long and truncated episodes cost.
 
   Attributes:
-    penalty: Taken off the return at the limit; 0 for none.
+    penalty: Taken off the return at the limit, and of any episode that a limit
+      on tokens truncated; 0 for none.
     buffer: Sampled tokens before the limit over which the penalty grows.
     limit: Sampled tokens at which the whole penalty applies; 0 stands for
       `rollout.max_episode_tokens`.

@@ -243,7 +243,8 @@ def _overlong(s: Settings) -> str | None:
   if limit - s.overlong.buffer >= most:
     return (
         f'overlong.limit={limit} with overlong.buffer={s.overlong.buffer}: no'
-        f' episode of rollout.max_episode_tokens={most} is ever punished'
+        f' episode of rollout.max_episode_tokens={most} reaches the buffer;'
+        ' lower the limit or widen the buffer'
     )
   if s.algorithm.advantage in WITHOUT_TOKEN_REWARDS:
     return (

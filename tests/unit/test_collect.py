@@ -226,6 +226,13 @@ def test_overlong_shaping_and_masking():
   assert done.metrics['overlong/penalty'] == -0.25
   assert done.metrics['overlong/masked'] == 0.5
   assert done.metrics['reward/total'] == 0.25  # raw
+  # Truncated long before the limit on an episode: no less than at it.
+  made, _ = collector(
+      ['right cut', 'wrong long'], overlong__penalty=0.5, overlong__mask=True
+  )
+  done = made.collect(None, 0)
+  np.testing.assert_allclose(done.batch.returns, [1, -0.5, 0, -0.5])
+  np.testing.assert_array_equal(done.batch.weight, [1, 0, 1, 0])
   # Half of the penalty in the middle of the buffer.
   made, _ = collector([MIXED] * 2, overlong__penalty=1.0, overlong__limit=8)
   np.testing.assert_allclose(

@@ -196,7 +196,7 @@ def test_derived_numbers():
         ({'overlong__penalty': 1.0, 'overlong__buffer': 129},
          'overlong.buffer=129 is above the limit of 128'),
         ({'overlong__penalty': 1.0, 'overlong__limit': 160},
-         'is ever punished'),
+         'reaches the buffer'),
         ({'overlong__penalty': 1.0, 'algorithm__advantage': 'gdpo'},
          'would not see overlong.penalty'),
         ({'replay__share': 1.0}, 'replay.share=1.0 must lie'),
