@@ -196,7 +196,7 @@ class Trainer:
       metrics = metrics_lib.finalize(sums | more)
       credited = jax.device_get(advantages.advantages)
     metrics |= collected.metrics | watch.take() | metrics_lib.host_memory()
-    trained = int(batch.length.sum()) * self.train.epochs
+    trained = trained_tokens(batch) * self.train.epochs
     seconds = metrics['time/rollout_s'] + metrics['time/update_s']
     metrics['time/train_tokens_per_s'] = trained / max(
         metrics['time/update_s'], 1e-9
@@ -268,6 +268,11 @@ class Trainer:
     if self.algorithm.kl == 'none' or self.algorithm.kl_placement != 'loss':
       return 0.0
     return returns.kl_coef(carried, self.algorithm)
+
+
+def trained_tokens(batch: TrajectoryBatch) -> int:
+  """Tokens of the rows that one epoch updates on; the others are not run."""
+  return int(batch.length[batch.weight > 0].sum())
 
 
 def _prepare(options, batch, scores, carried):

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from agent_rl_jax.algorithms.advantages import NEEDS_GREEDY_BASELINE
 from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
 from agent_rl_jax.data.demonstrations import DemonstrationOptions
@@ -282,12 +283,20 @@ def derived(settings: Settings) -> dict[str, int]:
   train, sft = settings.train, settings.sft
   episodes = train.prompts * train.samples
   groups = train.prompts // train.mini_batches
-  more = {}
+  # One of each task, beside those that are trained on.
+  greedy = train.prompts
+  if settings.algorithm.advantage not in NEEDS_GREEDY_BASELINE:
+    greedy = 0
+  counts = {'episodes per iteration': episodes}
+  if greedy:
+    counts['greedy episodes per iteration'] = greedy
   if settings.filter.resamples:
-    more['episodes per iteration, at most'] = settings.filter.tries * episodes
+    counts |= {
+        f'{name}, at most': settings.filter.tries * count
+        for name, count in counts.items()
+    }
   return {
-      'episodes per iteration': episodes,
-      **more,
+      **counts,
       'groups per mini-batch': groups,
       'episodes per mini-batch': groups * train.samples,
       'updates per iteration': train.epochs * train.mini_batches,
@@ -295,7 +304,7 @@ def derived(settings: Settings) -> dict[str, int]:
       'episodes in all': train.iterations * episodes,
       'tasks in all': train.iterations * train.prompts,
       'waves of slots per iteration': math.ceil(
-          episodes / settings.rollout.slots
+          (episodes + greedy) / settings.rollout.slots
       ),
       'cold-start updates': sft.exercise_steps + sft.steps,
       'tokens per micro-batch, at most': train.micro_batch

@@ -8,6 +8,7 @@ import pytest
 
 from agent_rl_jax.rollout.engine import Interrupted
 from agent_rl_jax.train.group import Group
+from agent_rl_jax.train.loop import trained_tokens
 from tests.collect_cases import (
     SAMPLES,
     ScriptedEngine,
@@ -198,6 +199,8 @@ def test_ranking_by_raw_reward_takes_weight_and_not_statistics():
   np.testing.assert_array_equal(done.batch.valid, True)
   assert done.metrics['collect/kept_fraction'] == 0.5
   assert made.kept.surplus == ()
+  # Six tokens a row; what the filter took out costs no update.
+  assert trained_tokens(done.batch) == 12
 
 
 def test_a_reward_that_fails_costs_its_group_which_is_made_up_for():

@@ -132,6 +132,17 @@ def test_derived_numbers():
   assert 'episodes in all: 6,400' in settings.describe(made)
   made = _resolve(filter__name='dynamic_sampling', filter__tries=3)
   assert settings.derived(made)['episodes per iteration, at most'] == 384
+  assert not [name for name in settings.derived(made) if 'greedy' in name]
+  made = _resolve(
+      algorithm__advantage='remax',
+      filter__name='dynamic_sampling',
+      filter__tries=3,
+  )
+  got = settings.derived(made)
+  assert got['greedy episodes per iteration'] == 16
+  assert got['greedy episodes per iteration, at most'] == 48
+  # 64 slots: two full waves, and the greedy ones.
+  assert got['waves of slots per iteration'] == 3
 
 
 @pytest.mark.parametrize(
