@@ -35,7 +35,8 @@ def make_settings(**changes):
   config.rollout.max_episode_tokens = LIMIT
   config.train.prompts, config.train.samples = PROMPTS, SAMPLES
   config.train.iterations = 10
-  config.overlong.buffer = 8
+  if 'overlong__penalty' in changes:
+    config.overlong.buffer = 8
   for key, value in changes.items():
     section, _, name = key.partition('__')
     config[section][name] = value

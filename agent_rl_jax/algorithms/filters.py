@@ -222,6 +222,21 @@ FILTERS: dict[str, Callable] = {
 }
 
 
+_RANKING = ('value', 'measure', 'smallest', 'zeros')
+
+# Which options each filter reads beside its name.
+READ: dict[str, tuple[str, ...]] = {
+    'none': (),
+    'dynamic_sampling': ('tries',),
+    'accuracy_band': ('tries', 'band_low', 'band_high'),
+    'top_share': _RANKING,
+    'top_count': _RANKING,
+    'min_p': _RANKING,
+    'top_p': _RANKING,
+    'top_p_softmax': _RANKING,
+}
+
+
 def kept_groups(
     rewards_GxN: np.ndarray, metric_GxN: np.ndarray, options: FilterOptions
 ) -> np.ndarray:

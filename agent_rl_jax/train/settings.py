@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from agent_rl_jax.algorithms import filters
 from agent_rl_jax.algorithms.advantages import NEEDS_GREEDY_BASELINE
 from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
@@ -162,6 +163,29 @@ def _critic(config: Mapping[str, Any], base: Mapping[str, Any]):
   )
 
 
+def _filter(config: Mapping[str, Any], base: Mapping[str, Any]):
+  made = config_lib.section(config, FilterOptions)
+  read = ('name', *filters.READ[made.name])
+  _set_but_unread('filter', config, base, read, f'filter.name is {made.name!r}')
+  return made
+
+
+def _overlong(config: Mapping[str, Any], base: Mapping[str, Any]):
+  made = config_lib.section(config, options.OverlongOptions)
+  if made.penalty == 0:
+    why = 'overlong.penalty is 0'
+    _set_but_unread('overlong', config, base, ('penalty', 'mask'), why)
+  return made
+
+
+def _replay(config: Mapping[str, Any], base: Mapping[str, Any]):
+  made = config_lib.section(config, options.ReplayOptions)
+  if made.capacity == 0:
+    why = 'replay.capacity is 0'
+    _set_but_unread('replay', config, base, ('capacity',), why)
+  return made
+
+
 def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
   """Builds and checks the settings of a run.
 
@@ -219,9 +243,9 @@ def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
       rewards=rewards,
       rollout=section(config['rollout'], RolloutOptions),
       algorithm=section(config['algorithm'], AlgorithmOptions),
-      filter=section(config['filter'], FilterOptions),
-      overlong=section(config['overlong'], options.OverlongOptions),
-      replay=section(config['replay'], options.ReplayOptions),
+      filter=_filter(config['filter'], base['filter']),
+      overlong=_overlong(config['overlong'], base['overlong']),
+      replay=_replay(config['replay'], base['replay']),
       optimizer=section(
           config['optimizer'],
           OptimizerOptions,

@@ -54,7 +54,8 @@ def _tiny(name, run_dir):
   config.train.samples = 4
   config.train.mini_batches = min(2, config.train.mini_batches)
   config.train.pack_len = (160,)
-  config.overlong.buffer = 8
+  if config.overlong.penalty:
+    config.overlong.buffer = 8
   return settings_lib.resolve(config, base.get_config())
 
 

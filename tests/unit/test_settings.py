@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from agent_rl_jax.algorithms import filters
 from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
 from agent_rl_jax.data.demonstrations import DemonstrationOptions
@@ -210,6 +211,14 @@ def test_derived_numbers():
          'reaches the buffer'),
         ({'overlong__penalty': 1.0, 'algorithm__advantage': 'gdpo'},
          'would not see overlong.penalty'),
+        ({'filter__tries': 3}, "filter.tries=3 is not used: filter.name is 'n"),
+        ({'filter__name': 'top_p', 'filter__band_low': 0.1},
+         'filter.band_low=0.1 is not used'),
+        ({'filter__name': 'accuracy_band', 'filter__value': 0.5},
+         'filter.value=0.5 is not used'),
+        ({'overlong__buffer': 8, 'overlong__mask': True},
+         'overlong.buffer=8 is not used: overlong.penalty is 0'),
+        ({'replay__max_age': 2}, 'replay.max_age=2 is not used'),
         ({'replay__share': 1.0}, 'replay.share=1.0 must lie'),
         ({'replay__capacity': 1, 'replay__share': 0.01}, 'less than one group'),
         ({'replay__admit': 'best'}, "replay.admit='best' is none of"),
@@ -241,6 +250,18 @@ def test_rows_of_older_policies_without_a_correction_are_warned_of(
   told = settings.describe(_resolve(**changes))
   assert told.count('warning') == (words is not None)
   assert (words or 'episodes') in told
+
+
+def test_what_each_filter_reads_may_be_set():
+  assert set(filters.READ) == set(filters.FILTERS)
+  changed = {'value': 0.5, 'measure': 'sum', 'smallest': True, 'zeros': False}
+  changed |= {'tries': 2, 'band_low': 0.1, 'band_high': 0.9}
+  for name, keys in filters.READ.items():
+    made = _resolve(
+        filter__name=name, **{f'filter__{key}': changed[key] for key in keys}
+    )
+    assert all(getattr(made.filter, key) == changed[key] for key in keys)
+  assert _resolve(overlong__mask=True).overlong.mask
 
 
 def test_all_broken_rules_are_told_at_once():
