@@ -16,7 +16,8 @@ class Reward(Protocol):
 
   `step` is the iteration, from 0, for schedules.  A reward with memory
   also has `state_dict() -> dict` and `load_state_dict(state)`, of JSON-like
-  values; the checkpoint keeps them.
+  values; the checkpoint keeps them.  `RewardSet` copies on the way out and
+  in, so that neither needs to.
   """
 
   def __call__(

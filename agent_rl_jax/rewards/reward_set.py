@@ -9,6 +9,7 @@ refused loudly.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 import math
@@ -117,9 +118,13 @@ class RewardSet:
     )
 
   def state(self) -> dict[str, Any]:
-    """Memory of the rewards that have any, for the checkpoint."""
+    """Memory of the rewards that have any, for the checkpoint.
+
+    A copy: an interrupt in the middle of an iteration saves what was there
+    before it, which scoring has gone on from.
+    """
     return {
-        name: reward.state_dict()
+        name: copy.deepcopy(reward.state_dict())
         for name, reward in self._rewards.items()
         if hasattr(reward, 'state_dict')
     }
@@ -137,7 +142,7 @@ class RewardSet:
           f'memory in this run, {sorted(own)}: resume with the same rewards'
       )
     for name, value in state.items():
-      self._rewards[name].load_state_dict(value)
+      self._rewards[name].load_state_dict(copy.deepcopy(value))
 
 
 def _check(values: list[Any], count: int, name: str, task: Task) -> None:

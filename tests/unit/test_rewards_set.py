@@ -169,6 +169,33 @@ def test_memory_is_saved_and_restored():
     RewardSet({'answer': 1.0}).restore(first.state())
 
 
+def test_saved_memory_is_a_copy():
+  class Calls:
+    """Hands out its own dict, and keeps the one that it is given."""
+
+    def __init__(self):
+      self.count = {'calls': {'n': 0}}
+
+    def __call__(self, task, episodes, step):
+      self.count['calls']['n'] += 1
+      return [0.0 for _ in episodes]
+
+    def state_dict(self):
+      return self.count
+
+    def load_state_dict(self, state):
+      self.count = state
+
+  rewards = RewardSet({'calls': 1.0}, rewards={**REWARDS, 'calls': Calls})
+  before = rewards.state()
+  rewards.score(TASK, [episode(turn())], 0)
+  assert before == {'calls': {'calls': {'n': 0}}}
+  assert rewards.state() == {'calls': {'calls': {'n': 1}}}
+  rewards.restore(before)
+  rewards.score(TASK, [episode(turn())], 0)
+  assert before == {'calls': {'calls': {'n': 0}}}
+
+
 def test_construction_is_checked():
   with pytest.raises(ValueError, match="'anser'.*did you mean 'answer'"):
     RewardSet({'anser': 1.0})
