@@ -60,6 +60,8 @@ class Arm:
       engine: Engine,
       config: Mapping[str, Any],
       compiles: metrics_lib.CompileCounter,
+      *,
+      poor_start: bool = False,
   ):
     """Makes an arm; nothing runs yet.
 
@@ -69,11 +71,14 @@ class Arm:
       engine: Plays its episodes, in its environment.
       config: The run's config, for what a continuation depends on.
       compiles: Counts backend compiles of the process.
+      poor_start: Whether little reward before RL is by design, and not to be
+        warned of: an environment without what the start was taught to use.
     """
     parts = trainer.parts
     settings = parts.settings
     self.trainer, self.engine, self.settings = trainer, engine, settings
     self._compiles = compiles
+    self._poor_start = poor_start
     self.stage = Stage(
         settings,
         name,
@@ -238,7 +243,8 @@ class Arm:
     if self._first_reward is None:
       self._first_reward = metrics['reward/total']
       floor = self.settings.sft.warn_below
-      if self.settings.rollout.temperature > 0 and self._first_reward < floor:
+      low = self._first_reward < floor and not self._poor_start
+      if self.settings.rollout.temperature > 0 and low:
         self.stage.say(
             f'warning: the policy samples a mean reward of'
             f' {self._first_reward:.3f} before RL, below sft.warn_below ='

@@ -147,6 +147,7 @@ def _stages(
           parts.engine_without_tools(),
           config,
           compiles,
+          poor_start=True,
       )
       results['text only'] = arm.run(start)
   elif not results:

@@ -126,7 +126,10 @@ def test_a_finished_run_is_read_back_scored_and_played(tmp_path, capsys):
   config.eval.every = 0
   config.eval.final_problems = 4
   config.eval.without_tool = True
+  config.sft.warn_below = 100.0
   summary = _run(config)
+  # Of the arm with tools only: without them little reward is no news.
+  assert capsys.readouterr().err.count('before RL, below') == 1
   assert set(summary['accuracy']) == {'cold start', 'after RL', 'text only'}
   for name in ('config.json', 'summary.json', 'curves.png', 'tokenizer.model'):
     assert (tmp_path / name).stat().st_size > 0
