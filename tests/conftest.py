@@ -1,6 +1,9 @@
 """Eight fake CPU devices for every test, and rank promotion is an error."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Tests compile much and compute little: LLVM's optimizer is not worth its
@@ -13,6 +16,14 @@ for flag, value in (
     os.environ['XLA_FLAGS'] = (
         f'{os.environ.get("XLA_FLAGS", "")} {flag}={value}'
     )
+
+# One program is compiled once for all tests and the processes that they start.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  _CACHE = tempfile.mkdtemp(prefix='agent_rl_jax_tests_')
+  atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 import jax  # noqa: E402
 
