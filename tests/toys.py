@@ -133,10 +133,14 @@ def tasks(count=5, seed=0):
       Task(
           uid=f'task{i}',
           env='toy',
-          messages=({
-              'role': 'user',
-              'content': rng.integers(6, VOCAB, 1 + (7 * i + 3) % 22).tolist(),
-          },),
+          messages=(
+              {
+                  'role': 'user',
+                  'content': rng.integers(
+                      6, VOCAB, 1 + (7 * i + 3) % 22
+                  ).tolist(),
+              },
+          ),
           payload={'answer': str(i)},
       )
       for i in range(count)

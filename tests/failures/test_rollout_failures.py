@@ -62,9 +62,7 @@ def test_a_prompt_that_does_not_fit_is_an_episode_with_a_reason():
   long_task = dataclasses.replace(
       task, messages=({'role': 'user', 'content': content},)
   )
-  empty = dataclasses.replace(
-      task, messages=({'role': 'user', 'content': []},)
-  )
+  empty = dataclasses.replace(task, messages=({'role': 'user', 'content': []},))
   requests = [Request(long_task, 0, 0), Request(empty, 1, 1)]
   requests += toys.requests(count=1, samples=1, first=2)
   requests[-1] = dataclasses.replace(requests[-1], group=2)

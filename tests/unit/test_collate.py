@@ -45,11 +45,13 @@ def _collate(episodes, **changes):
 
 
 def test_rows_are_left_aligned_and_padding_counts_nowhere():
-  batch = _collate([
-      _episode(0, 7, 9, key=b'a'),
-      _episode(1, 7, 11, Status.TIMEOUT, key=b'b'),
-      _episode(2, 9, 9),
-  ])
+  batch = _collate(
+      [
+          _episode(0, 7, 9, key=b'a'),
+          _episode(1, 7, 11, Status.TIMEOUT, key=b'b'),
+          _episode(2, 9, 9),
+      ]
+  )
   np.testing.assert_array_equal(batch.length, [9, 11, 9, 0])
   np.testing.assert_array_equal(batch.group, [0, 0, 1, 3])
   np.testing.assert_array_equal(batch.episode, [0, 1, 2, 3])
