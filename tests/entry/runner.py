@@ -21,8 +21,8 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
-from agent_rl_jax import tools
 from agent_rl_jax.rewards.registry import REWARDS
 from agent_rl_jax.rollout.engine import Engine
 from agent_rl_jax.rollout.slots import Purpose
@@ -177,6 +177,18 @@ def collecting(config):
   return config
 
 
+def make_erratic(patch, tool=None):
+  """Has runs use an erratic tool and the noisy chat, as `patch` sets it."""
+  patch.setattr(
+      parts, 'make_tool', lambda name, **options: tool or ErraticTool()
+  )
+  patch.setattr(
+      parts,
+      'make_chat',
+      lambda kind, tokenizer, **options: NoisyChat(tokenizer, **options),
+  )
+
+
 def die_at(phase, call, seconds):
   """Arranges for SIGKILL after `call` calls of what `phase` means."""
   owner, name = {
@@ -225,10 +237,7 @@ def main():
   tool = ErraticTool(options.hang)
   if options.hang:
     hang_late(tool)
-  tools.TOOLS = {**tools.TOOLS, 'python': lambda **_: tool}
-  parts.make_chat = lambda kind, tokenizer, **options: NoisyChat(
-      tokenizer, **options
-  )
+  make_erratic(pytest.MonkeyPatch(), tool)
   cold_start._EVERY = 2
   config = tiny(options.run_dir)
   # No deadline helps a run whose tools hang: it is interrupted or it waits.

@@ -64,16 +64,7 @@ def shared(tmp_path_factory):
   """Parts, of which an algorithm replaces the settings, and parameters."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(REWARDS, 'even', lambda: per_episode(_even))
-    patch.setattr(
-        parts_lib, 'make_tool', lambda name, **options: runner.ErraticTool()
-    )
-    patch.setattr(
-        parts_lib,
-        'make_chat',
-        lambda kind, tokenizer, **options: runner.NoisyChat(
-            tokenizer, **options
-        ),
-    )
+    runner.make_erratic(patch)
     parts = parts_lib.build(_tiny('grpo', tmp_path_factory.mktemp('run')))
     start = jax.device_get(policy.init(parts.model, jax.random.key(0)))
     yield parts, start

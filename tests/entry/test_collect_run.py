@@ -6,21 +6,14 @@ import pathlib
 import pytest
 
 from agent_rl_jax.rewards.registry import REWARDS
-from agent_rl_jax.train import parts, run, settings
+from agent_rl_jax.train import run, settings
 from configs import base
 from tests.entry import runner
 
 
 @pytest.fixture(autouse=True)
 def erratic_tools(monkeypatch):
-  monkeypatch.setattr(
-      parts, 'make_tool', lambda name, **options: runner.ErraticTool()
-  )
-  monkeypatch.setattr(
-      parts,
-      'make_chat',
-      lambda kind, tokenizer, **options: runner.NoisyChat(tokenizer, **options),
-  )
+  runner.make_erratic(monkeypatch)
 
 
 def _run(config):

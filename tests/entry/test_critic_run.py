@@ -7,21 +7,14 @@ import shutil
 import numpy as np
 import pytest
 
-from agent_rl_jax.train import parts, playback, run, settings
+from agent_rl_jax.train import playback, run, settings
 from configs import base
 from tests.entry import runner
 
 
 @pytest.fixture(autouse=True)
 def erratic_tools(monkeypatch):
-  monkeypatch.setattr(
-      parts, 'make_tool', lambda name, **options: runner.ErraticTool()
-  )
-  monkeypatch.setattr(
-      parts,
-      'make_chat',
-      lambda kind, tokenizer, **options: runner.NoisyChat(tokenizer, **options),
-  )
+  runner.make_erratic(monkeypatch)
 
 
 def _config(folder):

@@ -9,21 +9,14 @@ import numpy as np
 import pytest
 
 from agent_rl_jax.train import arm as arm_lib
-from agent_rl_jax.train import pack, parts, playback, run, settings, update
+from agent_rl_jax.train import pack, playback, run, settings, update
 from configs import base
 from tests.entry import runner
 
 
 @pytest.fixture(autouse=True)
 def erratic_tools(monkeypatch):
-  monkeypatch.setattr(
-      parts, 'make_tool', lambda name, **options: runner.ErraticTool()
-  )
-  monkeypatch.setattr(
-      parts,
-      'make_chat',
-      lambda kind, tokenizer, **options: runner.NoisyChat(tokenizer, **options),
-  )
+  runner.make_erratic(monkeypatch)
 
 
 def _run(config):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent_rl_jax.train import parts, run, settings
+from agent_rl_jax.train import run, settings
 from configs import base
 from tests.entry import runner
 
@@ -13,14 +13,7 @@ from tests.entry import runner
 def test_a_run_ends_where_the_rule_says_and_stays_ended(
     tmp_path, monkeypatch, capsys
 ):
-  monkeypatch.setattr(
-      parts, 'make_tool', lambda name, **options: runner.ErraticTool()
-  )
-  monkeypatch.setattr(
-      parts,
-      'make_chat',
-      lambda kind, tokenizer, **options: runner.NoisyChat(tokenizer, **options),
-  )
+  runner.make_erratic(monkeypatch)
   config = runner.tiny(tmp_path)
   config.sft.exercise_steps = config.sft.steps = 0
   config.train.pack_len = (160,)
