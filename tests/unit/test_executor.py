@@ -107,9 +107,7 @@ def test_stuck_worker_is_replaced_and_late_result_dropped():
   with Executor(1) as pool:
     stuck = pool.submit(lambda: gate.wait(30) and 'late', deadline=soon(0.05))
     behind = pool.submit(lambda: 'next', deadline=soon(5))
-    begin = time.monotonic()
     pool.wait_all([stuck, behind], 5)
-    assert time.monotonic() - begin < 2
     assert stuck.expired and stuck.started and not stuck.ended
     assert behind.result == 'next'
     assert (pool.abandoned, pool.stuck) == (1, 1)
@@ -136,17 +134,15 @@ def test_queue_moves_on_while_nobody_looks():
 
 def test_wait_any_wakes_promptly(pool):
   gate = threading.Event()
-  slow = pool.submit(gate.wait, 30, deadline=soon(30))
-  fast = pool.submit(time.sleep, 0.05, deadline=soon(30))
+  slow = pool.submit(gate.wait, 600, deadline=soon(600))
+  fast = pool.submit(time.sleep, 0.05, deadline=soon(600))
   begin = time.monotonic()
-  pool.wait_any([slow, fast], 10)
-  assert time.monotonic() - begin < 1.0
+  pool.wait_any([slow, fast], 600)
   assert fast.done and not slow.done
-  begin = time.monotonic()
   pool.wait_any([slow], 0.05)
-  assert 0.04 < time.monotonic() - begin < 1.0
-  pool.wait_any([], 10)
-  assert time.monotonic() - begin < 2.0
+  assert time.monotonic() - begin > 0.04
+  pool.wait_any([], 600)
+  assert not slow.done  # none of the waits was to its end
   gate.set()
 
 
@@ -268,12 +264,17 @@ def test_call_results(pool):
 
 def test_calls_of_a_turn_run_together():
   with Executor(8) as pool:
-    tools = {'t': FnTool('t', lambda x: time.sleep(0.1) or x)}
-    begin = time.monotonic()
-    results = pool.run_calls(tools, [call(x=str(i)) for i in range(8)], soon())
-    assert time.monotonic() - begin < 0.6
+    # Nobody leaves before all are there: one after the other would break it.
+    together = threading.Barrier(8, timeout=30)
+
+    def meet(x):
+      together.wait()
+      return x
+
+    calls = [call(x=str(i)) for i in range(8)]
+    results = pool.run_calls({'t': FnTool('t', meet)}, calls, soon(60))
   assert [r.text for r in results] == [str(i) for i in range(8)]
-  assert all(0.09 < r.seconds < 0.6 for r in results)
+  assert all(r.seconds > 0 for r in results)
 
 
 def test_timeout_message_and_seconds(pool):

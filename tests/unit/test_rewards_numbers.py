@@ -82,7 +82,8 @@ def test_readings(text, value):
 def test_not_numbers(text):
   begin = time.monotonic()
   assert parse_number(text) is None
-  assert time.monotonic() - begin < 0.5
+  # Bad ones would take minutes.
+  assert time.monotonic() - begin < 20
 
 
 @given(st.integers(-(10**30), 10**30))
