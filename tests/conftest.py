@@ -1,8 +1,12 @@
-"""Eight fake CPU devices for every test, and rank promotion is an error."""
+"""Eight fake CPU devices for every test, and rank promotion is an error.
+
+Ctrl-C works, whoever started the tests; programs are compiled once for all.
+"""
 
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -16,6 +20,10 @@ for flag, value in (
     os.environ['XLA_FLAGS'] = (
         f'{os.environ.get("XLA_FLAGS", "")} {flag}={value}'
     )
+
+# A shell's background jobs, and all that they start, ignore it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One program is compiled once for all tests and the processes that they start.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:

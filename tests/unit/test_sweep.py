@@ -167,10 +167,9 @@ def test_ctrl_c_ends_the_run_and_then_the_study(go, tmp_path):
 
   thread = threading.Thread(target=interrupt)
   thread.start()
-  began = time.monotonic()
   results, said = go()
   thread.join()
-  assert results is None and time.monotonic() - began < 50
+  assert results is None
   assert 'run the same command again' in said[-1]
   assert _order(tmp_path) == ['cold_start 0', 'grpo 0']
   (tmp_path / 'study' / 'grpo.hangs').unlink()
