@@ -3,9 +3,9 @@
   python -m experiments.bench_sandbox --calls=200 --rounds=3
 
 Backends take turns (A B A B), so that a machine that gets busier does not
-favour one.  Expected, as measured on two shared x86-64 cores under a load of 8:
-median of process 12 to 14 ms, of monty 0.5 to 0.6 ms a call.  A quiet machine
-is faster: there `process` had 7 to 8 ms before its calls were kept apart.
+favour one.  As measured on two quiet x86-64 cores: median of process 9.0 ms
+(95th percentile 11.6), of monty 0.8 ms a call; at a load of 8, process 12 to
+14 ms.
 """
 
 import statistics
