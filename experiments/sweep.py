@@ -6,7 +6,7 @@ A part of it, in minutes:
 
 python -m experiments.sweep --config=configs/studies/algorithms.py \
     --config.run_dir=runs/small_study --config.study.seeds='(0,)' \
-    --config.study.only="('grpo','gspo')" --config.train.iterations=5
+    --config.study.only="('grpo_gspo',)" --config.train.iterations=5
 
 Writes table.md, results.json and curves.png into the study's folder.
 """

@@ -2,8 +2,8 @@
 
 The shift by one happens here and nowhere else (`shifted`): `logprobs[t]`
 belongs to `tokens[t]` and is predicted from position t-1 of the same segment;
-the first token of a segment has none and gets 0.  Full logits never exist: each piece
-of the time axis is rematerialized in the backward pass.
+the first token of a segment has none and gets 0.  Full logits never exist: each
+piece of the time axis is rematerialized in the backward pass.
 """
 
 from __future__ import annotations

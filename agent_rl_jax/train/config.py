@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 from ml_collections import config_dict
 
+from agent_rl_jax.train import whole_file
+
 T = TypeVar('T')
 
 # Keys that may change between two runs of one folder without changing what
@@ -193,11 +195,8 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def save(config: Mapping[str, Any], path: str | os.PathLike) -> None:
   """Writes the resolved config as JSON, atomically."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
-  partial.write_text(json.dumps(plain(config), indent=2) + '\n', 'utf-8')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    partial.write_text(json.dumps(plain(config), indent=2) + '\n', 'utf-8')
 
 
 def load(
@@ -275,3 +274,34 @@ def differences(
       for key in sorted({*old, *new})
       if key not in old or key not in new or old[key] != new[key]
   ]
+
+
+def claim(
+    folder: pathlib.Path,
+    config: Mapping[str, Any],
+    owner: str,
+    free: Sequence[str] = FREE,
+) -> str | None:
+  """Writes config.json, unless the folder holds what another config began.
+
+  Args:
+    folder: Of a run.
+    config: The run's config.
+    owner: What the folder belongs to, in words: a run or a study.
+    free: Keys that may differ, as `continuation` takes them.
+
+  Returns:
+    None, or what is in the way and how to mend it; then nothing is written.
+  """
+  path = folder / 'config.json'
+  if path.exists():
+    saved = json.loads(path.read_text(encoding='utf-8'))
+    lines = differences(saved, config, free)
+    if lines:
+      return (
+          f'{folder} belongs to a {owner} with another config:\n  '
+          + '\n  '.join(lines)
+          + '\nRestore these values, or choose another run_dir.'
+      )
+  save(config, path)
+  return None

@@ -8,7 +8,6 @@ last process ended, wherever that was.
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import signal
 import threading
@@ -81,7 +80,9 @@ def run(
   started = time.monotonic()
   run_dir = pathlib.Path(settings.run_dir)
   run_dir.mkdir(parents=True, exist_ok=True)
-  _claim(run_dir, config)
+  taken = config_lib.claim(run_dir, config, 'run')
+  if taken:
+    raise RunError(taken)
   try:
     parts = build(settings)
   except ValueError as error:
@@ -103,21 +104,6 @@ def run(
     print(table(results, settings.eval.final_problems))
     return None
   return _summary(settings, results, time.monotonic() - started)
-
-
-def _claim(run_dir: pathlib.Path, config: Mapping[str, Any]) -> None:
-  """Writes the config, unless the folder holds what another one began."""
-  path = run_dir / 'config.json'
-  if path.exists():
-    saved = json.loads(path.read_text(encoding='utf-8'))
-    lines = config_lib.differences(saved, config)
-    if lines:
-      raise RunError(
-          f'{run_dir} belongs to a run with another config:\n  '
-          + '\n  '.join(lines)
-          + '\nRestore these values, or choose another run_dir.'
-      )
-  config_lib.save(config, path)
 
 
 def _stages(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import collections
 import json
-import os
 import pathlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_rl_jax.rollout.engine import Interrupted
+from agent_rl_jax.train import whole_file
 from agent_rl_jax.train.checkpoint import Checkpoints
 from agent_rl_jax.train.report.progress import Progress
 from agent_rl_jax.train.report.writers import make_metric_writers, read_jsonl
@@ -25,10 +25,8 @@ from agent_rl_jax.train.settings import Settings
 
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON so that the file is whole or absent."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
-  partial.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    partial.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
 
 
 class Stage:

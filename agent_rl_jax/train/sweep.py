@@ -29,6 +29,7 @@ from typing import Any
 
 from agent_rl_jax.train import config as config_lib
 from agent_rl_jax.train import settings as settings_lib
+from agent_rl_jax.train import whole_file
 from agent_rl_jax.train.report import study
 from agent_rl_jax.train.stage import write_json
 
@@ -178,7 +179,9 @@ def run_study(
       key: pathlib.Path(config['run_dir']) for key, config in configs.items()
   }
   for key, config in configs.items():
-    _claim(folders[key], config)
+    taken = config_lib.claim(folders[key], config, 'study', _FREE)
+    if taken:
+      raise StudyError(taken)
   by_seed = sorted(configs, key=lambda key: key[1])
   for place, key in enumerate(by_seed, start=1):
     name, seed = key
@@ -222,21 +225,6 @@ def alone(folder: pathlib.Path) -> Iterator[None]:
   with open(folder / 'lock', 'w', encoding='ascii') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
-
-
-def _claim(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
-  """Writes the run's config, unless the folder holds another one's."""
-  path = folder / 'config.json'
-  if path.exists():
-    saved = json.loads(path.read_text(encoding='utf-8'))
-    lines = config_lib.differences(saved, config, _FREE)
-    if lines:
-      raise StudyError(
-          f'{folder} belongs to a study with another config:\n  '
-          + '\n  '.join(lines)
-          + '\nRestore these values, or choose another run_dir.'
-      )
-  config_lib.save(config, path)
 
 
 def _finished(key: tuple[str, int], folder: pathlib.Path) -> bool:
@@ -321,7 +309,6 @@ def write_results(
   }
   study.draw(logs, folder / 'curves.png', options.baseline)
   write_json(folder / 'results.json', {'problems': problems, 'arms': rows})
-  partial = folder / 'table.md.partial'
-  partial.write_text(table, encoding='utf-8')
-  os.replace(partial, folder / 'table.md')
+  with whole_file.replacing(folder / 'table.md') as partial:
+    partial.write_text(table, encoding='utf-8')
   return table

@@ -14,7 +14,7 @@ is GRPO), no turn rewards (mt_grpo) and no states that repeat (gigpo).
 Corrections are left out: sampler and trainer are one function here, and their
 weights are 1.
 
-Cost: about three minutes a run on two quiet cores, one run per arm and seed.
+Cost, as estimated: three minutes a run on two quiet cores, one per arm and seed.
 A small form, for one seed and two arms:
 
   python -m experiments.sweep --config=configs/studies/algorithms.py

@@ -6,9 +6,9 @@ Uses matplotlib's Agg canvas directly: no display, no global state.
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
+from agent_rl_jax.train import whole_file
 from agent_rl_jax.train.report import writers
 
 # Title and y label of a panel -> metrics; '--' marks what evaluation measured.
@@ -94,8 +94,5 @@ def draw_curves(
     axes.spines[['top', 'right']].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
       axes.legend(frameon=False, fontsize='small')
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
-  figure.savefig(partial, format='png')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    figure.savefig(partial, format='png')

@@ -12,10 +12,10 @@ from __future__ import annotations
 import html
 import math
 import os
-import pathlib
 import unicodedata
 from collections.abc import Sequence
 
+from agent_rl_jax.train import whole_file
 from agent_rl_jax.train.report.trajectories import Piece, TrajectoryRecord
 
 _STYLE = """
@@ -175,8 +175,5 @@ def write_trajectories(
     title: str = 'Trajectories',
 ) -> None:
   """Writes the page, atomically."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
-  partial.write_text(render(records, title), encoding='utf-8')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    partial.write_text(render(records, title), encoding='utf-8')

@@ -16,11 +16,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_rl_jax.train import whole_file
 from agent_rl_jax.train.report.curves import read_series
 
 LEVEL = 0.05
@@ -235,11 +235,8 @@ def draw(
     axes.spines[['top', 'right']].set_visible(False)
   figure.supxlabel('iteration', fontsize='small')
   figure.supylabel(metric, fontsize='small')
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
-  figure.savefig(partial, format='png')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    figure.savefig(partial, format='png')
 
 
 def _band(

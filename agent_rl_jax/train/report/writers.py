@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from agent_rl_jax.train import whole_file
+
 
 class Writer(Protocol):
   """Where metrics go."""
@@ -69,15 +71,15 @@ class JsonlWriter:
 
   def __init__(self, path: str | os.PathLike, resume_step: int = -1):
     self._path = pathlib.Path(path)
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    partial = self._path.with_name(self._path.name + '.partial')
-    with open(partial, 'w', encoding='utf-8') as file:
+    with (
+        whole_file.replacing(self._path) as partial,
+        open(partial, 'w', encoding='utf-8') as file,
+    ):
       for record in read_jsonl(self._path):
         if record['step'] <= resume_step:
           file.write(json.dumps(record) + '\n')
       file.flush()
       os.fsync(file.fileno())
-    os.replace(partial, self._path)
     self._file = open(self._path, 'a', encoding='utf-8')
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
