@@ -7,8 +7,9 @@ Prints Markdown tables.  GRPO and the other take turns (A B A B), so that a
 machine that gets busier does not favour one.  Parts: `advantages` is the
 compiled estimator alone; `losses` value and gradient with respect to the
 log-probs, metrics included; `corrections` weights, rejections and mismatch
-metrics; `filters` the choice of groups on the host; `updates` a whole update of
-a policy so small (one layer of width 16) that the algorithm's share shows.
+metrics; `filters` the choice of groups on the host; `updates` all that follows
+a rollout (scores, estimator, packing, one update) for a policy so small, one
+layer of width 16, that the algorithm's share shows.
 The figures of docs/algorithms.md come from here.
 """
 
@@ -31,10 +32,17 @@ from agent_rl_jax.algorithms import (
     losses,
 )
 from agent_rl_jax.algorithms import options as options_lib
-from agent_rl_jax.batch import Advantages, LossBatch, Scores, TrajectoryBatch
+from agent_rl_jax.batch import LossBatch, Scores, TrajectoryBatch
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.parallel.rules import Partition
-from agent_rl_jax.train.optimizer import OptimizerOptions, make_optimizer
+from agent_rl_jax.train.optimizer import OptimizerOptions, make_optimizers
+from agent_rl_jax.train.options import CriticOptions
+from agent_rl_jax.train.pack import max_micro
+from agent_rl_jax.train.score import (
+    make_score_step,
+    make_value_step,
+    score_batch,
+)
 from agent_rl_jax.train.state import init_state, trainable_axes
 from agent_rl_jax.train.update import Update
 
@@ -45,8 +53,27 @@ _ROWS = flags.DEFINE_integer('rows', 512, 'Rows of the batch.')
 _LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a row.')
 _UPDATE_ROWS = flags.DEFINE_integer('update_rows', 512, 'Rows of an update.')
 _ROUNDS = flags.DEFINE_integer('rounds', 7, 'Turns that each side gets.')
+_UPDATE_ROUNDS = flags.DEFINE_integer('update_rounds', 3, 'The same, updates.')
+_MICRO_BATCH = flags.DEFINE_integer('micro_batch', 4, 'Rows of one pass.')
 
 GROUP, TURNS, VOCAB = 8, 8, 64
+
+# Name -> what it changes.  Estimators without a critic differ by the cost of
+# the estimator alone, which has a table of its own.
+METHODS = {
+    'grpo': {},
+    **{
+        loss: {'loss': loss}
+        for loss in ('gspo', 'cispo', 'sapo', 'gmpo', 'reinforce')
+    },
+    'old log-probs recomputed': {'recompute': True},
+    'tis': {'recompute': True, 'correction': 'tis'},
+    'kl k3 to a reference': {'kl': 'k3'},
+    'gae, shared critic': {'advantage': 'gae', 'critic': 'shared'},
+    'gae, own critic': {'advantage': 'gae', 'critic': 'own'},
+    'bi_level_gae, own critic': {'advantage': 'bi_level_gae', 'critic': 'own'},
+    'turn_gae, own critic': {'advantage': 'turn_gae', 'critic': 'own'},
+}
 
 
 def batch_of(rows: int, length: int) -> tuple[TrajectoryBatch, Scores]:
@@ -202,9 +229,8 @@ def group_filters(batch: TrajectoryBatch) -> dict:
   return {name: run(name) for name in filters.FILTERS}
 
 
-def updates(batch: TrajectoryBatch, scores: Scores) -> dict:
-  """Whole updates, packing included, of a very small policy."""
-  rows, length = batch.tokens.shape
+def updates(batch: TrajectoryBatch) -> dict:
+  """Scores, estimator and one update of a very small policy, by method."""
   model = ModelConfig(
       vocab_size=VOCAB,
       num_layers=1,
@@ -214,43 +240,76 @@ def updates(batch: TrajectoryBatch, scores: Scores) -> dict:
       head_dim=16,
       mlp_width=16,
   )
-  part = Partition()
-  tx = make_optimizer(
-      OptimizerOptions(lr=1e-4, total=1000), trainable_axes(model)
+  return {
+      name: _update(model, batch, **changes)
+      for name, changes in METHODS.items()
+  }
+
+
+def _update(
+    model: ModelConfig,
+    batch: TrajectoryBatch,
+    critic: str = 'none',
+    recompute: bool = False,
+    **algorithm,
+) -> Callable[[], object]:
+  """What `loop.Trainer.iterate` does with one mini-batch, without its run."""
+  rows, length = batch.tokens.shape
+  options = options_lib.AlgorithmOptions(**algorithm)
+  chosen = CriticOptions(kind=critic)
+  part, reference = Partition(), options.kl != 'none'
+  axes = trainable_axes(model, critic)
+  rate = OptimizerOptions(lr=1e-4)
+  tx = make_optimizers(dict.fromkeys(axes, rate), axes)
+  size = dict(micro_batch=_MICRO_BATCH.value, part=part)
+  score = make_score_step(model, **size)
+  value = None
+  if critic != 'none':
+    value = make_value_step(model, logprobs=recompute, **size)
+  update = Update(
+      model,
+      tx,
+      options,
+      rows=rows,
+      pack_len=(length,),
+      max_grad_norm=1.0,
+      reference=reference,
+      critic=chosen,
+      critic_grad_norm=1.0,
+      **size,
   )
-  sign = jnp.where(batch.returns > 0.5, 1.0, -1.0)[:, None]
-  credited = Advantages(jnp.broadcast_to(sign, batch.tokens.shape))
-  lengths = np.full(rows, length, np.int32)
-
-  def run(name):
-    update = Update(
-        model,
-        tx,
-        options_lib.LossOptions(loss=name),
-        rows=rows,
-        pack_len=(length,),
-        micro_batch=8,
-        max_grad_norm=1.0,
-        part=part,
-    )
-    state = [init_state(model, tx, jax.random.key(0), part=part)]
-
-    def once():
-      state[0], metrics = update.run(
-          state[0],
-          batch,
-          scores,
-          credited,
-          None,
-          lengths=lengths,
-          weights=np.ones(rows, np.float32),
-          chosen=np.ones(rows, bool),
+  num_micro = np.int32(max_micro(rows, _MICRO_BATCH.value))
+  prepare = jax.jit(
+      lambda batch, scores, carried: (
+          advantages.estimate(batch, scores, carried, options),
+          corrections.correct(batch, scores, options).weight,
       )
-      return metrics
+  )
+  carried = advantages.initial_state(options)
+  state = [
+      init_state(
+          model, tx, jax.random.key(0), reference=reference, critic=critic
+      )
+  ]
+  host = np.asarray(batch.length), np.ones(rows, np.float32)
 
-    return once
+  def once():
+    scores = score_batch(score, state[0], batch, num_micro, recompute, value)
+    credited, correction = prepare(batch, scores, carried)
+    state[0], metrics = update.run(
+        state[0],
+        batch,
+        scores,
+        credited,
+        correction,
+        lengths=host[0],
+        weights=host[1],
+        chosen=np.ones(rows, bool),
+        kl_coef=options.kl_coef,
+    )
+    return metrics
 
-  return {name: run(name) for name in losses.LOSSES if name != 'sft'}
+  return once
 
 
 def main(argv):
@@ -279,13 +338,9 @@ def main(argv):
     figures = compare(group_filters(batch), 'none', rounds)
     show('Filters', 'none', figures)
   if 'updates' in _PARTS.value:
-    few = batch_of(_UPDATE_ROWS.value, length)
-    figures = compare(updates(*few), 'ppo_clip', rounds)
-    show(
-        f'Whole updates of a small policy on {_UPDATE_ROWS.value} rows',
-        'ppo_clip',
-        figures,
-    )
+    few, _ = batch_of(_UPDATE_ROWS.value, length)
+    figures = compare(updates(few), 'grpo', _UPDATE_ROUNDS.value)
+    show(f'Whole updates on {_UPDATE_ROWS.value} rows', 'grpo', figures)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,10 @@ is GRPO), no turn rewards (mt_grpo) and no states that repeat (gigpo).
 Corrections are left out: sampler and trainer are one function here, and their
 weights are 1.
 
-Cost, as estimated: three minutes a run on two quiet cores, one per arm and seed.
+Twelve iterations were chosen for their cost, before any arm but GRPO and its
+GSPO form was run.  Commands that share the folder can each take seeds of their
+own (`--config.study.seeds='(1,)'`); the last one, with all, makes the table.
+
 A small form, for one seed and two arms:
 
   python -m experiments.sweep --config=configs/studies/algorithms.py
@@ -95,7 +98,7 @@ def recipe(name: str) -> dict:
 def get_config():
   config = quickstart.get_config()
   config.run_dir = 'runs/studies/algorithms'
-  config.train.iterations = 20
+  config.train.iterations = 12
   config.train.mini_batches = 4
   config.algorithm.advantage = 'grpo'
   config.algorithm.loss = 'ppo_clip'
