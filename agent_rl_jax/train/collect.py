@@ -3,8 +3,8 @@
 An iteration plays waves of tasks, scores them, filters groups, and fills the
 batch with the surplus of the iteration before, then fresh groups, then
 replayed ones.  Filters that judge a group by itself play new tasks until the
-batch is full; filters that rank take groups out of the loss only.  What still
-is missing is empty rows.  Leaves out what is kept (`buffer.py`) and the
+batch is full; filters that rank leave rows that count nowhere.  What still is
+missing is empty rows.  Leaves out what is kept (`buffer.py`) and the
 update.  Invariants: the batch has `train.prompts * train.samples` rows; every
 iteration plays at least one group with its own policy, and trains on all
 surplus that it finds, so that surplus is one iteration old and no more; and a
@@ -264,8 +264,9 @@ def assemble(
   Args:
     settings: Of the run.
     groups: At most `train.prompts`; rows of what is missing are empty.
-    trained: Per group, False to leave it out of the loss: it still counts in
-      statistics.
+    trained: Per group, False to leave it out of the loss and of what is
+      computed over the batch (baselines, whitening), as if it was not there:
+      RAGEN filters before it estimates.
     fresh: The first so many groups were in no batch before; surplus of an
       earlier iteration was not, the replayed ones were.
 
@@ -275,12 +276,13 @@ def assemble(
   """
   rollout, train = settings.rollout, settings.train
   needs_baseline = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
-  episodes, weights, baselines, new = [], [], [], []
+  episodes, chosen, weights, baselines, new = [], [], [], [], []
   for index, (group, keep) in enumerate(zip(groups, trained, strict=True)):
     for episode in group.episodes:
       masked = settings.overlong.mask and truncated(episode)
       episodes.append(dataclasses.replace(episode, group=index))
-      weights.append(float(keep and not masked))
+      chosen.append(keep)
+      weights.append(float(not masked))
       baselines.append(group.baseline or 0.0)
       new.append(index < fresh)
   gather = lambda name, dtype: np.concatenate(
@@ -298,7 +300,7 @@ def assemble(
       components=settings.rewards.names,
       returns=scored.returns,
       metric=scored.accuracy,
-      valid=scored.valid,
+      valid=scored.valid & np.array(chosen, bool),
       num_rows=train.prompts * train.samples,
       length=rollout.max_len,
       num_turns=rollout.max_turns,

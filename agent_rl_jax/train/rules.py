@@ -319,13 +319,21 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
 def _stale(s: Settings) -> str | None:
   # A filter leaves surplus only in a second wave.
   surplus = s.filter.resamples and s.filter.tries > 1
+  if not (surplus or s.replay.capacity):
+    return None
   algorithm = s.algorithm
+  source = 'replay' if s.replay.capacity else f'filter {s.filter.name!r}'
+  if s.train.old_logprobs == 'sampler' and algorithm.loss == 'reinforce':
+    return (
+        f"algorithm.loss='reinforce' with the {source}: it has no ratio, so"
+        ' that rows which an older policy sampled are trained on as if they'
+        " were this one's; use 'ppo_clip', or train.old_logprobs='recompute'"
+        " with algorithm.correction='tis'"
+    )
   if (
-      (surplus or s.replay.capacity)
-      and s.train.old_logprobs == 'recompute'
+      s.train.old_logprobs == 'recompute'
       and algorithm.correction == algorithm.rejection == 'none'
   ):
-    source = 'replay' if s.replay.capacity else f'filter {s.filter.name!r}'
     return (
         f"train.old_logprobs='recompute' with the {source}, and neither a"
         ' correction nor a rejection: rows that an older policy sampled are'

@@ -6,6 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from agent_rl_jax.algorithms import advantages
+from agent_rl_jax.algorithms.options import AlgorithmOptions
+from agent_rl_jax.batch import Scores
 from agent_rl_jax.rollout.engine import Interrupted
 from agent_rl_jax.train.group import Group
 from agent_rl_jax.train.loop import trained_tokens
@@ -176,7 +179,7 @@ def test_the_band_is_on_the_unshaped_metric_and_failures_do_not_count():
   assert [e.task.uid for e in done.scored.episodes[::2]] == ['2', '3']
 
 
-def test_ranking_by_raw_reward_takes_weight_and_not_statistics():
+def test_ranking_by_raw_reward_takes_groups_out_of_everything():
   made, engine = collector(
       ['right long', 'wrong tidy'],
       overlong__penalty=1.0,
@@ -196,7 +199,14 @@ def test_ranking_by_raw_reward_takes_weight_and_not_statistics():
   done = made.collect(None, 0)
   assert engine.waves == 1
   np.testing.assert_array_equal(done.batch.weight, [0, 0, 1, 1])
-  np.testing.assert_array_equal(done.batch.valid, True)
+  # Whitened over the batch, the kept group is as it would be alone.
+  np.testing.assert_array_equal(done.batch.valid, [False, False, True, True])
+  options = AlgorithmOptions(advantage='reinforce_plus_plus')
+  scores = Scores(old_logprobs=done.batch.sampler_logprobs)
+  credited = advantages.estimate(done.batch, scores, {}, options).advantages
+  mask = done.batch.action_mask[2:]
+  np.testing.assert_allclose(np.sum(credited[2:] * mask), 0, atol=1e-5)
+  np.testing.assert_array_equal(credited[:2], 0)
   assert done.metrics['collect/kept_fraction'] == 0.5
   assert made.kept.surplus == ()
   # Six tokens a row; what the filter took out costs no update.
@@ -296,8 +306,7 @@ def test_a_greedy_episode_that_fails_costs_its_group_the_loss():
   made, _ = collector(['right wrong dead', 'wrong wrong right'], **REMAX)
   done = made.collect(None, 0)
   np.testing.assert_array_equal(done.batch.weight, [0, 0, 1, 1])
-  # Its members were played and judged well: they count in statistics.
-  np.testing.assert_array_equal(done.batch.valid, True)
+  np.testing.assert_array_equal(done.batch.valid, [False, False, True, True])
   np.testing.assert_array_equal(done.batch.baseline, [0, 0, 1, 1])
   assert done.metrics['episode/greedy_failed'] == 1
   assert done.metrics['failures/episodes'] == 0

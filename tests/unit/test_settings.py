@@ -241,6 +241,10 @@ def test_impossible_combinations_name_the_rule(changes, rule):
         ({'replay__capacity': 8, 'algorithm__correction': 'tis'}, None),
         ({'replay__capacity': 8, 'algorithm__rejection': 'token_k1'}, None),
         ({'replay__capacity': 8, 'train__old_logprobs': 'sampler'}, None),
+        ({'replay__capacity': 8, 'train__old_logprobs': 'sampler',
+          'algorithm__loss': 'reinforce'}, 'it has no ratio'),
+        ({'algorithm__loss': 'reinforce', 'train__old_logprobs': 'sampler'},
+         None),
         ({}, None),
     ],
 )  # fmt: skip
