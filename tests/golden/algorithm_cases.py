@@ -127,6 +127,22 @@ def trajectories(
   )
 
 
+def batch_of(name: str, dtype=jnp.float64, **extra) -> TrajectoryBatch:
+  """The case's batch with its token rewards, or outcomes without them."""
+  inputs = CASES[name]['inputs']
+  key = 'rewards' if 'rewards' in inputs else 'token_level_rewards'
+  if key in inputs:
+    extra['rewards'] = resolve(name, key)
+  else:
+    extra['returns'] = resolve(name, 'outcome')
+  return trajectories(
+      field(name, 'response_mask'),
+      group=field(name, 'uid'),
+      dtype=dtype,
+      **extra,
+  )
+
+
 def scores_of(name: str, dtype=jnp.float64) -> Scores:
   """Old and reference log-probs and values of the case's batch."""
   batch = INPUTS[CASES[name]['inputs']['batch']]

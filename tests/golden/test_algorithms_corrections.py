@@ -9,11 +9,7 @@ import pytest
 from agent_rl_jax.algorithms import corrections, losses
 from agent_rl_jax.algorithms.options import CorrectionOptions, LossOptions
 
-
-@pytest.fixture(autouse=True)
-def double():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures('double')
 
 
 def gap_of(name):
