@@ -14,21 +14,7 @@ import time
 
 import pytest
 
-from tests.failures.hostile import SECONDS, expect, make, run
-
-
-@pytest.fixture(scope='module', params=['process', 'process-bare', 'monty'])
-def sandbox(request):
-  made = make(request.param)
-  yield made
-  made.close()
-
-
-@pytest.fixture(scope='module', params=['process', 'process-bare'])
-def cpython(request):
-  made = make(request.param)
-  yield made
-  made.close()
+from tests.failures.hostile import SECONDS, expect, run
 
 
 @pytest.mark.parametrize(
