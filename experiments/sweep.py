@@ -55,7 +55,7 @@ def main(argv):
     folder = pathlib.Path(config.run_dir).absolute()
     # The runs share most programs: each is compiled once for the study.
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder / 'compiled'))
-    results = sweep.run_study(configs, _command)
+    results = sweep.run_study(configs, _command, jobs=options.jobs)
   except ValueError as error:
     entry.fail(str(error))
   if results is None:

@@ -21,15 +21,12 @@ import json
 import os
 import pathlib
 import shutil
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_rl_jax.train import config as config_lib
+from agent_rl_jax.train import processes, whole_file
 from agent_rl_jax.train import settings as settings_lib
-from agent_rl_jax.train import whole_file
 from agent_rl_jax.train.report import study
 from agent_rl_jax.train.stage import write_json
 
@@ -48,15 +45,22 @@ class StudyOptions:
     arms: (name, ((key, value), ...)) of every arm: what it changes.
     baseline: The arm that the others are compared with.
     only: Names of the arms to run; () for all.  The baseline is always run.
+    jobs: Runs at a time, each on its share of the cores.  They would share an
+      accelerator too, which most do not allow: then 1.
   """
 
   seeds: tuple[int, ...]
   arms: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
   baseline: str
   only: tuple[str, ...] = ()
+  jobs: int = 1
 
   def __post_init__(self):
     names = [name for name, _ in self.arms]
+    try:
+      processes.shares(self.jobs)
+    except ValueError as error:
+      raise ValueError(f'study.{error}') from error
     if not self.seeds or len(set(self.seeds)) < len(self.seeds):
       raise ValueError(
           f'study.seeds={self.seeds}: give one or more different seeds'
@@ -160,14 +164,16 @@ def run_study(
     configs: Mapping[tuple[str, int], Any],
     command: Callable[[pathlib.Path], Sequence[str]],
     say: Callable[[str], None] = print,
+    jobs: int = 1,
 ) -> list[Result] | None:
-  """Runs what is not finished, seed by seed, one process at a time.
+  """Runs what is not finished, seed by seed.
 
   Args:
     configs: From `plan`.
     command: Gives the command line that works on a run's folder, in which
       its config.json lies; one of arm COLD_START ends after the cold start.
     say: Tells the progress, a line at a time.
+    jobs: Processes at a time.
 
   Returns:
     What is finished, in the order of `configs`; None when interrupted.
@@ -182,37 +188,64 @@ def run_study(
     taken = config_lib.claim(folders[key], config, 'study', _FREE)
     if taken:
       raise StudyError(taken)
-  by_seed = sorted(configs, key=lambda key: key[1])
-  for place, key in enumerate(by_seed, start=1):
-    name, seed = key
-    head = f'[{place}/{len(configs)}] {name}, seed {seed}'
-    if _finished(key, folders[key]):
-      say(f'{head}: finished before')
-      continue
-    start = folders[COLD_START, seed]
-    if name != COLD_START:
-      if not _finished((COLD_START, seed), start):
-        say(f'{head}: left out, as its cold start has failed')
+  waiting = sorted(configs, key=lambda key: key[1])
+  heads = {
+      (name, seed): f'[{place}/{len(configs)}] {name}, seed {seed}'
+      for place, (name, seed) in enumerate(waiting, start=1)
+  }
+  with processes.Pool(jobs) as pool:
+    while waiting or pool.running:
+      key = _next(waiting, pool.running) if pool.free else None
+      if key is None:
+        if not pool.running:
+          break  # asked to end
+        key, seconds = pool.wait()
+        if not pool.asked:
+          say(_outcome(heads[key], key, folders[key], seconds))
         continue
-      _copy_start(start, folders[key])
-    began = time.monotonic()
-    code = _work(command(folders[key]), folders[key] / 'output.txt')
-    if code is None:
+      waiting.remove(key)
+      if _finished(key, folders[key]):
+        say(f'{heads[key]}: finished before')
+        continue
+      if key[0] != COLD_START:
+        start = COLD_START, key[1]
+        if not _finished(start, folders[start]):
+          say(f'{heads[key]}: left out, as its cold start has failed')
+          continue
+        _copy_start(folders[start], folders[key])
+      output = folders[key] / 'output.txt'
+      pool.start(key, command(folders[key]), output)
+    if pool.asked:
       say('Interrupted. To go on, run the same command again.')
       return None
-    seconds = f'{time.monotonic() - began:.0f} s'
-    if not _finished(key, folders[key]):
-      say(f'{head}: failed after {seconds}, see {folders[key]}/output.txt')
-    elif name == COLD_START:
-      say(f'{head}: {seconds}')
-    else:
-      result = _result(key, folders[key])
-      say(f'{head}: {result.start:.3f} -> {result.accuracy:.3f}, {seconds}')
   return [
       _result(key, folders[key])
       for key in configs
       if key[0] != COLD_START and _finished(key, folders[key])
   ]
+
+
+def _next(
+    waiting: Sequence[tuple[str, int]], running: Collection[tuple[str, int]]
+) -> tuple[str, int] | None:
+  """The first run whose cold start has ended; None if all wait for theirs."""
+  for name, seed in waiting:
+    start = COLD_START, seed
+    if name == COLD_START or not (start in waiting or start in running):
+      return name, seed
+  return None
+
+
+def _outcome(
+    head: str, key: tuple[str, int], folder: pathlib.Path, seconds: float
+) -> str:
+  """What to say of a run that has ended."""
+  if not _finished(key, folder):
+    return f'{head}: failed after {seconds:.0f} s, see {folder}/output.txt'
+  if key[0] == COLD_START:
+    return f'{head}: {seconds:.0f} s'
+  result = _result(key, folder)
+  return f'{head}: {result.start:.3f} -> {result.accuracy:.3f}, {seconds:.0f} s'
 
 
 @contextlib.contextmanager
@@ -244,39 +277,6 @@ def _copy_start(source: pathlib.Path, target: pathlib.Path) -> None:
     copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
     copy(source / name, partial)
     os.replace(partial, target / name)
-
-
-def _work(command: Sequence[str], output: pathlib.Path) -> int | None:
-  """Runs a command to its end; None when it was asked to stop.
-
-  It has a session of its own, so that Ctrl-C reaches it through this process
-  alone, and once each time: the first saves, the second ends.
-  """
-  asked = []
-  with open(output, 'ab') as file:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-    def forward(number, frame):
-      del frame
-      asked.append(number)
-      process.send_signal(number)
-
-    kept = {
-        number: signal.signal(number, forward)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-      code = process.wait()
-    finally:
-      for number, handler in kept.items():
-        signal.signal(number, handler)
-  return None if asked else code
 
 
 def _result(key: tuple[str, int], folder: pathlib.Path) -> Result:

@@ -15,8 +15,7 @@ Corrections are left out: sampler and trainer are one function here, and their
 weights are 1.
 
 Twelve iterations were chosen for their cost, before any arm but GRPO and its
-GSPO form was run.  Commands that share the folder can each take seeds of their
-own (`--config.study.seeds='(1,)'`); the last one, with all, makes the table.
+GSPO form was run.  `--config.study.jobs=2` runs two at a time, a core for each.
 
 A small form, for one seed and two arms:
 
@@ -123,5 +122,6 @@ def get_config():
         ),
         baseline='grpo',  # what the other arms are compared with
         only=(),  # names of the arms to run; () = all
+        jobs=1,  # runs at a time, each on its share of the cores
     )
   return config

@@ -18,7 +18,7 @@ from configs.studies import algorithms
 
 # Stands in for a run: writes what a finished one leaves, or fails or hangs.
 _WORKER = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
 config = json.loads((folder / 'config.json').read_text())
 arm, seed = folder.parent.name, config['seed']
@@ -34,6 +34,13 @@ if arm == 'cold_start':
 start = folder / 'cold_start' / 'checkpoints' / 'weights'
 assert start.read_text() == str(seed)
 assert (folder / 'tokenizer.model').read_text() == 'pieces'
+if (folder.parents[1] / 'meet').exists():
+  # Goes on only when as many runs as it says are here at once.
+  here = folder.parents[1] / f'here {arm} {seed}'
+  cores = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else ()
+  here.write_text(json.dumps(sorted(cores)))
+  while len(list(folder.parents[1].glob('here *'))) < 2:
+    time.sleep(0.02)
 if (folder.parents[1] / f'{arm}.fails').exists():
   sys.exit('no')
 if (folder.parents[1] / f'{arm}.hangs').exists():
@@ -69,12 +76,13 @@ def go(tmp_path):
   worker.write_text(_WORKER)
   (tmp_path / 'study').mkdir()
 
-  def run(**study_keys):
+  def run(jobs=1, **study_keys):
     said = []
     results = sweep.run_study(
         _plan(tmp_path, **study_keys),
         lambda folder: [sys.executable, str(worker), str(folder)],
         said.append,
+        jobs,
     )
     return results, said
 
@@ -176,6 +184,44 @@ def test_ctrl_c_ends_the_run_and_then_the_study(go, tmp_path):
   assert len(go()[0]) == 4
 
 
+@pytest.mark.skipif(os.cpu_count() < 2, reason='needs two cores')
+def test_two_runs_at_a_time_have_their_own_cores(go, tmp_path):
+  root = tmp_path / 'study'
+  (root / 'meet').write_text('')
+  results, said = go(jobs=2, seeds=(0,))
+  assert [r.arm for r in results] == ['grpo', 'grpo_gspo']
+  assert len(said) == 3
+  first, second = (
+      json.loads((root / f'here {arm} 0').read_text())
+      for arm in ('grpo', 'grpo_gspo')
+  )
+  if first or second:
+    assert first and second and not set(first) & set(second)
+  # Both wait for the cold start that they share.
+  assert _order(tmp_path)[0] == 'cold_start 0'
+
+
+@pytest.mark.skipif(os.cpu_count() < 2, reason='needs two cores')
+def test_ctrl_c_reaches_every_run(go, tmp_path):
+  root = tmp_path / 'study'
+  for name in ('meet', 'grpo.hangs', 'grpo_gspo.hangs'):
+    (root / name).write_text('')
+
+  def interrupt():
+    while len(list(root.glob('here *'))) < 2 or not (root / 'hanging').exists():
+      time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
+
+  thread = threading.Thread(target=interrupt)
+  thread.start()
+  results, said = go(jobs=2, seeds=(0,))
+  thread.join()
+  assert results is None and 'Interrupted' in said[-1]
+  for name in ('grpo.hangs', 'grpo_gspo.hangs'):
+    (root / name).unlink()
+  assert len(go(jobs=2, seeds=(0,))[0]) == 2
+
+
 def test_a_folder_of_another_study_is_refused(go, tmp_path):
   go()
   config = _config(tmp_path)
@@ -191,6 +237,8 @@ def test_a_folder_of_another_study_is_refused(go, tmp_path):
         ({'seeds': (1, 1)}, 'different seeds'),
         ({'only': ('grpo_gsp',)}, "'grpo_gsp' is no arm; did you mean 'grpo_g"),
         ({'baseline': 'x'}, "'x' is no arm"),
+        ({'jobs': 0}, 'study.jobs=0: give 1 to'),
+        ({'jobs': 10**4}, 'the cores of this machine'),
         ({'arms': (('cold_start', ()),)}, 'none can be'),
         ({'arms': (('grpo', (('train.lrr', 1.0),)),), 'only': ()},
          "arm 'grpo': unknown config key 'train.lrr'; did you mean 'train.lr'"),
