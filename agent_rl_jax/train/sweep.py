@@ -302,13 +302,17 @@ def write_results(
   changes = options.chosen()
   rows = study.summarize(results, options.baseline, changes)
   problems = config['eval']['final_problems']
-  table = study.markdown(rows, options.baseline, problems)
+  lacking = study.missing(results, list(changes), options.seeds)
+  table = study.markdown(rows, options.baseline, problems, lacking)
   logs = {
       arm: [r.log for r in results if r.arm == arm and r.log.exists()]
       for arm in changes
   }
   study.draw(logs, folder / 'curves.png', options.baseline)
-  write_json(folder / 'results.json', {'problems': problems, 'arms': rows})
+  write_json(
+      folder / 'results.json',
+      {'problems': problems, 'arms': rows, 'missing': lacking},
+  )
   with whole_file.replacing(folder / 'table.md') as partial:
     partial.write_text(table, encoding='utf-8')
   return table

@@ -286,8 +286,12 @@ def test_paired_test_by_hand():
   assert got.p == pytest.approx(1 - 3.4641016 / 3.7416574, rel=1e-6)
   assert not got.significant
   assert study.paired([0.5]) == study.Paired(0.5, None, None)
-  assert study.paired([0.5, 0.5]) == study.Paired(0.5, 0.0, 0.0)
-  assert study.paired([0.0, 0.0]).p == 1.0
+  assert study.paired([0.5, 0.5]) == study.Paired(0.5, 0.0, None)
+  # Equal but for rounding: 0.7 - 0.1 is not 0.9 - 0.3.
+  gains = [0.7 - 0.1, 0.9 - 0.3, 0.8 - 0.2]
+  assert len(set(gains)) > 1
+  got = study.paired(gains)
+  assert (got.deviation, got.p, got.significant) == (0.0, None, False)
 
 
 def _results(tmp_path):
@@ -314,14 +318,18 @@ def test_the_table_marks_what_is_not_significant(tmp_path):
   assert rows[1]['gain']['mean'] == pytest.approx(0.05)
   assert rows[1]['against_baseline']['mean'] == pytest.approx(-0.66)
   assert rows[2]['gain']['p'] is None
-  lines = study.markdown(rows, 'a', 256).splitlines()
+  lacking = study.missing(_results(tmp_path), list(changes), (0, 1, 2))
+  assert lacking == {'c': [1, 2], 'never ran': [0, 1, 2]}
+  lines = study.markdown(rows, 'a', 256, lacking).splitlines()
   assert lines[4].startswith(
       '| a |  | 3 | 0.910 ± 0.010 | +0.710 ± 0.105 | 0.007 |  |  | 20 |'
   )
   assert '`k=v`' in lines[5] and '-0.660' in lines[5]
   assert '| 0.800 | +0.600 | – | -0.100 | – | 10 |' in lines[6]
   text = '\n'.join(lines)
-  assert '(p >= 0.05 or no gain): b, c.' in text
+  assert '(p >= 0.05, no p or no gain): b, c.' in text
+  assert 'c (seed 1, 2), never ran (seed 0, 1, 2).' in lines[-1]
+  assert 'Missing' not in study.markdown(rows, 'a', 256, {})
   assert 'better than a: none; significantly worse: b.' in text
 
 

@@ -25,6 +25,9 @@ from agent_rl_jax.train.report.curves import read_series
 
 LEVEL = 0.05
 
+# Accuracies are counts over problems: less than this is rounding.
+_EQUAL = 1e-9
+
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
@@ -65,14 +68,18 @@ def t_p_value(t: float, degrees: int) -> float:
 
 
 def paired(differences: Sequence[float]) -> Paired:
-  """Paired two-sided t test of `differences`, one for each seed."""
+  """Paired two-sided t test of `differences`, one for each seed.
+
+  Equal differences have no p: with a spread of 0 the test assumes what it
+  should find out.
+  """
   n = len(differences)
   mean = statistics.fmean(differences)
   if n < 2:
     return Paired(mean, None, None)
   deviation = statistics.stdev(differences)
-  if deviation == 0:
-    return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
+  if deviation < _EQUAL:
+    return Paired(mean, 0.0, None)
   return Paired(
       mean, deviation, t_p_value(mean / (deviation / math.sqrt(n)), n - 1)
   )
@@ -129,6 +136,17 @@ def summarize(
   return rows
 
 
+def missing(
+    results: Sequence[Any], arms: Sequence[str], seeds: Sequence[int]
+) -> dict[str, list[int]]:
+  """{arm: seeds without a result}, of the arms that lack one."""
+  done = {(r.arm, r.seed) for r in results}
+  lacking = {
+      arm: [seed for seed in seeds if (arm, seed) not in done] for arm in arms
+  }
+  return {arm: seeds for arm, seeds in lacking.items() if seeds}
+
+
 def _spread(mean: float, deviation: float | None, sign: bool = False) -> str:
   text = f'{mean:+.3f}' if sign else f'{mean:.3f}'
   return text if deviation is None else f'{text} ± {deviation:.3f}'
@@ -141,9 +159,19 @@ def _p(value: float | None) -> str:
 
 
 def markdown(
-    rows: Sequence[Mapping[str, Any]], baseline: str, problems: int
+    rows: Sequence[Mapping[str, Any]],
+    baseline: str,
+    problems: int,
+    lacking: Mapping[str, Sequence[int]],
 ) -> str:
-  """The table, and in words which arms did not improve significantly."""
+  """The table, and in words which arms are missing or did not improve.
+
+  Args:
+    rows: From `summarize`.
+    baseline: Its name.
+    problems: Of each evaluation.
+    lacking: From `missing`.
+  """
   lines = [
       f'Accuracy on {problems} held-out problems, greedy, mean ± standard'
       ' deviation over seeds; p of a paired two-sided t test over seeds'
@@ -180,11 +208,21 @@ def markdown(
   names = lambda arms: ', '.join(arms) if arms else 'none'
   lines += [
       '',
-      f'Not significantly better than the cold start (p >= {LEVEL} or no'
+      f'Not significantly better than the cold start (p >= {LEVEL}, no p or no'
       f' gain): {names(flat)}.',
       f'Significantly better than {baseline}: {names(better)}; significantly'
       f' worse: {names(worse)}.',
   ]
+  if lacking:
+    told = ', '.join(
+        f'{arm} (seed {", ".join(map(str, seeds))})'
+        for arm, seeds in lacking.items()
+    )
+    lines += [
+        '',
+        'Missing above, as these runs failed or were left out, so that nothing'
+        f' is said of them: {told}.',
+    ]
   return '\n'.join(lines) + '\n'
 
 
