@@ -21,6 +21,9 @@ MEASURES = ('std', 'mean', 'sum')
 # others rank the groups of one batch.
 RESAMPLING = ('dynamic_sampling', 'accuracy_band')
 
+# These take shares of scores, which mean nothing where one is negative.
+_SHARES_OF_SCORES = ('min_p', 'top_p')
+
 
 @dataclasses.dataclass(frozen=True)
 class FilterOptions:
@@ -30,7 +33,8 @@ class FilterOptions:
     name: Key of FILTERS.
     value: Its parameter: kept share (top_share, top_p), number of groups
       (top_count), share of the largest score (min_p).
-    measure: What ranks a group: 'std', 'mean' or 'sum' of its rewards.
+    measure: What ranks a group: 'std', 'mean' or 'sum' of its rewards; min_p
+      and top_p read the std alone.
     smallest: Keep the smallest scores instead.
     zeros: False drops groups of score 0 first.
     tries: Waves of tasks that a filter in RESAMPLING may play for a batch.
@@ -64,6 +68,18 @@ class FilterOptions:
           f'filter.value={self.value} is a share with'
           f' filter.name={self.name!r} and cannot exceed 1'
       )
+    if self.name in _SHARES_OF_SCORES and self.measure != 'std':
+      raise ValueError(
+          f'filter.measure={self.measure!r} with filter.name={self.name!r},'
+          ' which takes shares of scores: of negative ones it would keep'
+          " nothing; use measure='std', or 'top_share', 'top_count' or"
+          " 'top_p_softmax'"
+      )
+    if self.name == 'top_p' and self.smallest and self.zeros and self.value < 1:
+      raise ValueError(
+          "filter.smallest with filter.name='top_p', which stops at the first"
+          ' group of score 0 and would keep nothing: set filter.zeros=False'
+      )
     if self.tries < 1:
       raise ValueError(f'filter.tries={self.tries} must be at least 1')
     if not 0 <= self.band_low <= self.band_high <= 1:
@@ -79,27 +95,31 @@ class FilterOptions:
 
 
 def group_scores(rewards_GxN: np.ndarray, measure: str) -> np.ndarray:
-  """float64 [G]: unbiased std, mean or sum of each group; NaN entries are
+  """Unbiased std, mean or sum of each group: float64 [G].
 
-  members that failed and do not count.
+  NaN entries are members that failed and do not count; a group of nothing else
+  has no score: NaN.
   """
   rewards_GxN = np.asarray(rewards_GxN, np.float64)
   counted_GxN = ~np.isnan(rewards_GxN)
   count_G = counted_GxN.sum(axis=1)
   sum_G = np.where(counted_GxN, rewards_GxN, 0).sum(axis=1)
+  sum_G[count_G == 0] = np.nan
   if measure == 'sum':
     return sum_G
   mean_G = sum_G / np.maximum(count_G, 1)
   if measure == 'mean':
     return mean_G
   centered_GxN = np.where(counted_GxN, rewards_GxN - mean_G[:, None], 0)
-  return np.sqrt((centered_GxN**2).sum(axis=1) / np.maximum(count_G - 1, 1))
+  std_G = np.sqrt((centered_GxN**2).sum(axis=1) / np.maximum(count_G - 1, 1))
+  return np.where(count_G > 0, std_G, np.nan)
 
 
 def _ranked(scores_G: np.ndarray, options: FilterOptions) -> np.ndarray:
-  """Group indices, best first, ties by index; without zeros if asked."""
+  """Groups that have a score, best first, ties by index; no zeros if asked."""
   sign = 1 if options.smallest else -1
   order = np.argsort(sign * scores_G, kind='stable')
+  order = order[~np.isnan(scores_G[order])]
   if not options.zeros:
     order = order[np.abs(scores_G[order]) > 1e-10]
   return order
@@ -136,13 +156,12 @@ def accuracy_band(
   """
   del rewards_GxN
   mean_G = group_scores(metric_GxN, 'mean')
-  counted_G = (~np.isnan(np.asarray(metric_GxN, np.float64))).any(axis=1)
   low, high = options.band_low - TOLERANCE, options.band_high + TOLERANCE
-  return np.flatnonzero(counted_G & (mean_G >= low) & (mean_G <= high))
+  return np.flatnonzero((mean_G >= low) & (mean_G <= high))
 
 
 def top_share(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """The best `value` of the groups, rounded down, at least one.
+  """The best `value` of the groups with a score, rounded down, at least one.
 
   StarPO-S keeps the quarter of largest std (Wang et al. 2025,
   arXiv 2504.20073).
@@ -150,7 +169,8 @@ def top_share(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
   del metric_GxN
   scores_G = group_scores(rewards_GxN, options.measure)
   # Rounding first: 0.7 * 10 is 6.999... in binary.
-  count = max(1, math.floor(round(options.value * len(scores_G), 9)))
+  scored = np.count_nonzero(~np.isnan(scores_G))
+  count = max(1, math.floor(round(options.value * scored, 9)))
   return _ranked(scores_G, options)[:count]
 
 
@@ -162,7 +182,7 @@ def top_count(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
 
 
 def min_p(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """Groups of at least `value` times the best score (RAGEN-2)."""
+  """Groups of at least `value` times the largest std (RAGEN-2)."""
   del metric_GxN
   scores_G = group_scores(rewards_GxN, options.measure)
   order = _ranked(scores_G, options)
@@ -173,7 +193,7 @@ def min_p(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
 
 
 def top_p(rewards_GxN, metric_GxN, options: FilterOptions) -> np.ndarray:
-  """The best groups that hold `value` of all score (RAGEN-2, linear).
+  """The best groups that hold `value` of all std (RAGEN-2, linear).
 
   Stops at the first score of 0, and keeps nothing when even all before it do
   not hold that share.  A share of 1 keeps all.
@@ -224,6 +244,8 @@ FILTERS: dict[str, Callable] = {
 
 _RANKING = ('value', 'measure', 'smallest', 'zeros')
 
+_SHARING = ('value', 'zeros')
+
 # Which options each filter reads beside its name.
 READ: dict[str, tuple[str, ...]] = {
     'none': (),
@@ -231,8 +253,8 @@ READ: dict[str, tuple[str, ...]] = {
     'accuracy_band': ('tries', 'band_low', 'band_high'),
     'top_share': _RANKING,
     'top_count': _RANKING,
-    'min_p': _RANKING,
-    'top_p': _RANKING,
+    'min_p': _SHARING,
+    'top_p': (*_SHARING, 'smallest'),
     'top_p_softmax': _RANKING,
 }
 
