@@ -180,18 +180,18 @@ def get_config() -> ConfigDict:
       turn_coef=1.0,  # mt_grpo: weight of the turn advantage
       step_coef=1.0,  # gigpo: weight of the step advantage
       pooled=False,  # gigpo: count an episode once per turn
-      component_weights=(),  # gdpo: of each reward component; () = all 1
+      component_weights=(),  # gdpo: of each component; () = rewards.weights
       baseline='batch_mean',  # reinforce: batch_mean | all | exponential | window
       baseline_decay=0.9,  # of the exponential baseline
       baseline_window=10,  # batches of the window baseline
-      # ppo_clip | gspo | cispo | gmpo | sapo | reinforce | sft
+      # ppo_clip | gspo | cispo | gmpo | sapo | reinforce
       loss='ppo_clip',
       clip_low=unset(float),  # the ratio's lower bound is 1 - it; None: paper's
       clip_high=unset(float),  # its upper bound is 1 + it; None: paper's
       dual_clip=10.0,  # bound on a negative advantage's ratio; 0 = none
       sapo_positive=1.0,  # sapo: temperature of positive advantages
       sapo_negative=1.05,  # sapo: temperature of the others
-      # A key of algorithms/aggregate.py; None: the loss's own
+      # A key of algorithms/aggregate.py; None: the paper's of the loss
       aggregation=unset(str),
       norm_length=0.0,  # tokens, of seq-mean-token-sum-norm
       opsm_delta=0.0,  # drop stale rows of negative advantage above it; 0 = off
@@ -210,7 +210,7 @@ def get_config() -> ConfigDict:
       correction_low=unset(float),  # of the weight; None: the method's own
       correction_high=unset(float),  # of the weight; None: the method's own
       correction_normalize=False,  # divide the weights by their mean
-      rejection='none',  # a key of algorithms/options.REJECTION_BOUNDS
+      rejection='none',  # a key of algorithms/choices.REJECTION_BOUNDS
       rejection_low=unset(float),  # None: the method's own
       rejection_high=unset(float),  # None: the method's own
       rejection_denominator='kept',  # kept | original

@@ -27,6 +27,7 @@ from absl import app, flags
 from agent_rl_jax.algorithms import (
     advantages,
     aggregate,
+    choices,
     corrections,
     filters,
     losses,
@@ -210,10 +211,10 @@ def sampler_corrections(batch: TrajectoryBatch, scores: Scores) -> dict:
     compiled = jax.jit(functools.partial(corrections.correct, options=options))
     return lambda: compiled(batch, scores)
 
-  runs = {name: run(correction=name) for name in options_lib.CORRECTION_BOUNDS}
+  runs = {name: run(correction=name) for name in choices.CORRECTION_BOUNDS}
   return runs | {
       f'rejection {name}': run(rejection=name)
-      for name in options_lib.REJECTION_BOUNDS
+      for name in choices.REJECTION_BOUNDS
       if name != 'none'
   }
 

@@ -55,7 +55,7 @@ def dr_grpo(
       batch.group,
       returns.representatives(batch),
       False,
-      options.epsilon,
+      1.0,
   )
   return _spread_over(values_B, batch, state)
 
@@ -112,7 +112,11 @@ def gpg(
 ) -> Advantages:
   """a (R - mean), a = episodes / episodes of nonzero reward (GPG).
 
-  Chu et al. 2025, arXiv 2504.02546.
+  Chu et al. 2025, arXiv 2504.02546, in verl's form.  The paper's a scales a
+  batch up for its groups of equal rewards, which teach nothing.  This one counts
+  episodes of reward 0 instead: those of mixed groups too, and none of a group
+  that is all right.  With shaping (a format or length reward, a penalty, a KL
+  in the reward) every reward is nonzero and a is 1.
   """
   score_B = returns.episode_scores(batch, scores, state, options)
   counted_B = returns.representatives(batch)
@@ -152,8 +156,9 @@ def gdpo(
 ) -> Advantages:
   """Each reward component normalized in its group, summed, then whitened.
 
-  GDPO (Liu et al. 2026, arXiv 2601.05242), weighted by `component_weights`, one for
-  each column of `batch.components` (none: all 1).
+  GDPO (Liu et al. 2026, arXiv 2601.05242), weighted by `component_weights`,
+  one for each column of `batch.components` (none: all 1).  A component of
+  weight 0 is not read.
 
   Raises:
     ValueError: As many weights as components are needed.
@@ -167,17 +172,16 @@ def gdpo(
         'give one weight to each, in the order of the rewards'
     )
   counted_B = returns.representatives(batch)
-  total_B = sum(
-      weight
-      * groups.normalized(
+  total_B = jnp.zeros_like(masked.real(batch.returns))
+  for column, weight in enumerate(weights):
+    if weight:
+      total_B += weight * groups.normalized(
           batch.components[:, column],
           batch.group,
           counted_B,
           True,
           options.epsilon,
       )
-      for column, weight in enumerate(weights)
-  )
   mask_BxT = returns.sampled(batch)
   return Advantages(
       masked.whiten(groups.broadcast(total_B, mask_BxT), mask_BxT), state=state

@@ -13,75 +13,24 @@ from __future__ import annotations
 import dataclasses
 
 from agent_rl_jax.algorithms import aggregate, kl
-
-# (clip_low, clip_high) that each loss's paper or reference code sets.
-CLIP_BOUNDS = {
-    'ppo_clip': (0.2, 0.28),  # DAPO
-    'gspo': (3e-4, 4e-4),
-    'cispo': (1.0, 4.0),  # no lower bound, ratio capped at 5 (ScaleRL)
-    'gmpo': (0.4, 0.4),  # of the log-ratio
-    'sapo': (0.0, 0.0),  # unread
-    'reinforce': (0.0, 0.0),  # unread
-    'sft': (0.0, 0.0),  # unread
-}
-
-# These are means over rows by definition.
-ROW_LOSSES = ('gspo', 'gmpo')
-
-# (correction_low, correction_high), bounds of the weight old / sampler.
-CORRECTION_BOUNDS = {
-    'none': (0.0, 0.0),
-    'tis': (0.0, 2.0),
-    'tis_sequence': (0.0, 2.0),
-    'tis_geometric': (0.0, 2.0),
-    'icepop': (0.5, 5.0),
-    'icepop_sequence': (0.0, 3.0),
-    'icepop_geometric': (0.999, 1.001),
-}
-
-# (rejection_low, rejection_high); k1 bounds the ratio old / sampler, k2 and k3
-# bound a divergence, whose low is unread.
-REJECTION_BOUNDS = {
-    'none': (0.0, 0.0),
-    'token_k1': (0.5, 2.0),
-    'token_k2': (0.0, 0.3),
-    'token_k3': (0.0, 0.3),
-    'seq_sum_k1': (0.5, 2.0),
-    'seq_sum_k2': (0.0, 0.3),
-    'seq_sum_k3': (0.0, 0.3),
-    'seq_mean_k1': (0.999, 1.001),
-    'seq_mean_k2': (0.0, 0.01),
-    'seq_mean_k3': (0.0, 0.01),
-    'seq_max_k2': (0.0, 0.3),
-    'seq_max_k3': (0.0, 0.3),
-}
-
-# Keys of advantages.ADVANTAGES, named here to be checked at start-up.
-ESTIMATORS = (
-    'reinforce',
-    'reward_to_go',
-    'reinforce_plus_plus',
-    'reinforce_plus_plus_baseline',
-    'rloo',
-    'remax',
-    'grpo',
-    'dr_grpo',
-    'gdpo',
-    'opo',
-    'gpg',
-    'gae',
-    'bi_level_gae',
-    'turn_gae',
-    'turn_return',
-    'mt_grpo',
-    'gigpo',
+from agent_rl_jax.algorithms.choices import (
+    AGGREGATION,
+    BASELINES,
+    CLIP_BOUNDS,
+    CORRECTION_BOUNDS,
+    ESTIMATORS,
+    REJECTION_BOUNDS,
+    ROW_LOSSES,
 )
 
-BASELINES = ('batch_mean', 'all', 'exponential', 'window')
-
-# Estimators that read reward components, so that no token reward is there to
-# take a KL off.
-WITHOUT_TOKEN_REWARDS = ('gdpo', 'mt_grpo')
+# Estimators that read no token rewards, off which a KL could be taken, and why.
+WITHOUT_TOKEN_REWARDS = {
+    'gdpo': 'normalizes each reward component by itself, and a KL is none',
+    'mt_grpo': (
+        'credits the sum of turn rewards and what the return holds beyond it,'
+        ' each normalized in its group; a KL of single tokens is in neither'
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +100,8 @@ class AdvantageOptions(KlOptions):
     turn_coef: mt_grpo's weight of the turn advantage.
     step_coef: gigpo's weight of the step advantage.
     pooled: gigpo: count an episode once per turn, as the reference code does.
-    component_weights: gdpo's weight of each reward component; () for all 1.
+    component_weights: gdpo's weight of each reward component; () for all 1,
+      but a run fills in `rewards.weights`.
     baseline: reinforce's running baseline, one of BASELINES.
     baseline_decay: Of the 'exponential' baseline.
     baseline_window: Batches of the 'window' baseline.
@@ -183,14 +133,11 @@ class AdvantageOptions(KlOptions):
     _check_choice('baseline', self.baseline, BASELINES)
     # Lists come from configs; options must hash.
     object.__setattr__(self, 'component_weights', tuple(self.component_weights))
-    if (
-        self.advantage in WITHOUT_TOKEN_REWARDS
-        and self.kl != 'none'
-        and self.kl_placement == 'reward'
-    ):
+    why = WITHOUT_TOKEN_REWARDS.get(self.advantage)
+    if why and self.kl != 'none' and self.kl_placement == 'reward':
       raise ValueError(
-          f'advantage={self.advantage!r} reads reward components, which a KL '
-          "in the reward does not belong to: set kl_placement='loss'"
+          f"kl_placement='reward' with advantage={self.advantage!r}, which"
+          f" {why}: set kl_placement='loss'"
       )
     if self.advantage == 'dr_grpo' and self.normalize_std:
       raise ValueError(
@@ -210,7 +157,7 @@ class LossOptions(KlOptions):
     dual_clip: ppo_clip's bound on a negative advantage's ratio, 0 for none.
     sapo_positive: sapo's temperature for positive advantages.
     sapo_negative: sapo's temperature for the others.
-    aggregation: One of aggregate.AGGREGATIONS; None: the paper's.
+    aggregation: One of aggregate.AGGREGATIONS; None: see AGGREGATION.
     norm_length: Constant length in tokens of seq-mean-token-sum-norm.
     opsm_delta: Drop negative-advantage tokens of rows whose mean log-ratio
       old to new exceeds it; 0 for never.
@@ -234,12 +181,7 @@ class LossOptions(KlOptions):
     super().__post_init__()
     _check_choice('loss', self.loss, CLIP_BOUNDS)
     _fill(self, ('clip_low', 'clip_high'), CLIP_BOUNDS[self.loss])
-    by_row = self.loss in ROW_LOSSES
-    _fill(
-        self,
-        ('aggregation',),
-        ('seq-mean-token-mean' if by_row else 'token-mean',),
-    )
+    _fill(self, ('aggregation',), (AGGREGATION[self.loss],))
     for name in ('clip_low', 'clip_high', 'opsm_delta', 'value_clip'):
       if getattr(self, name) < 0:
         raise ValueError(f'{name}={getattr(self, name)} cannot be negative')
@@ -256,7 +198,7 @@ class LossOptions(KlOptions):
           f'seq-mean-token-sum-norm got norm_length={self.norm_length}: set it '
           'to the most action tokens that a row may have'
       )
-    if by_row and self.aggregation != 'seq-mean-token-mean':
+    if self.loss in ROW_LOSSES and self.aggregation != 'seq-mean-token-mean':
       raise ValueError(
           f'loss={self.loss!r} gives one value per row, so aggregation='
           f'{self.aggregation!r} would weigh rows by length: leave it None or '
@@ -282,7 +224,9 @@ class CorrectionOptions:
     rejection_low: Lower bound; None: see REJECTION_BOUNDS.
     rejection_high: Upper bound; None: see REJECTION_BOUNDS.
     rejection_denominator: 'kept' to count only what is kept, 'original' to
-      keep rejected tokens in the loss's denominator.
+      keep rejected tokens in the loss's denominator.  Either way advantages
+      are made before, from all sampled tokens: verl's are made of what it
+      keeps, which differs where they are whitened or carried back over tokens.
   """
 
   correction: str = 'none'
@@ -329,15 +273,16 @@ class AlgorithmOptions(LossOptions, AdvantageOptions, CorrectionOptions):
 
   def __post_init__(self):
     CorrectionOptions.__post_init__(self)
-    if self.advantage == 'dr_grpo' and self.aggregation is None:
+    # Its aggregation goes before the loss's, unless the loss allows but one.
+    constant = self.advantage == 'dr_grpo' and self.loss not in ROW_LOSSES
+    if constant and self.aggregation is None:
       if self.norm_length <= 0:
         raise ValueError(
             'dr_grpo sums over each row and divides by a constant: set '
             'norm_length to the most action tokens that a row may have, or '
             'name another aggregation'
         )
-      if self.loss not in ROW_LOSSES:
-        _fill(self, ('aggregation',), ('seq-mean-token-sum-norm',))
+      _fill(self, ('aggregation',), ('seq-mean-token-sum-norm',))
     super().__post_init__()
     if self.loss == 'sft' and self.correction != 'none':
       raise ValueError(

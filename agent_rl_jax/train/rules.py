@@ -16,10 +16,7 @@ from agent_rl_jax.algorithms.advantages import (
     NEEDS_GROUPS,
     NEEDS_VALUES,
 )
-from agent_rl_jax.algorithms.options import (
-    WITHOUT_TOKEN_REWARDS,
-    refuse_double_correction,
-)
+from agent_rl_jax.algorithms.options import refuse_double_correction
 
 if TYPE_CHECKING:
   from agent_rl_jax.train.settings import Settings
@@ -107,15 +104,6 @@ def _deadlines(s: Settings) -> str | None:
         f'env.tool_timeout={tool} must be below'
         f' rollout.step_timeout={s.rollout.step_timeout}: a slow tool should'
         ' become an observation, not a lost episode'
-    )
-
-
-def _kl(s: Settings) -> str | None:
-  algorithm = s.algorithm
-  if algorithm.kl == 'none' and algorithm.kl_coef > 0:
-    return (
-        f"algorithm.kl_coef={algorithm.kl_coef} with algorithm.kl='none' has"
-        ' no effect: choose an estimator or set kl_coef to 0'
     )
 
 
@@ -246,10 +234,10 @@ def _overlong(s: Settings) -> str | None:
         f' episode of rollout.max_episode_tokens={most} reaches the buffer;'
         ' lower the limit or widen the buffer'
     )
-  if s.algorithm.advantage in WITHOUT_TOKEN_REWARDS:
+  if s.algorithm.advantage == 'gdpo':
     return (
-        f'algorithm.advantage={s.algorithm.advantage!r} reads reward components'
-        ' and would not see overlong.penalty: use the reward length_cost'
+        "algorithm.advantage='gdpo' reads reward components and not the return,"
+        ' so that it would not see overlong.penalty: use the reward length_cost'
     )
 
 
@@ -291,6 +279,32 @@ def _estimator(s: Settings) -> str | None:
     )
 
 
+def _components(s: Settings) -> str | None:
+  weights = s.algorithm.component_weights
+  if s.algorithm.advantage != 'gdpo':
+    return None
+  if len(weights) != len(s.rewards.names):
+    return (
+        f'algorithm.component_weights={weights} for rewards.names='
+        f'{s.rewards.names}: give one weight to each, in that order, or () for'
+        ' rewards.weights'
+    )
+  if not any(weights):
+    return (
+        f"algorithm.advantage='gdpo' weighs its components {weights}: with"
+        ' nothing but zeros there is nothing to learn from'
+    )
+
+
+def _supervised(s: Settings) -> str | None:
+  if s.algorithm.loss == 'sft' and s.train.iterations:
+    return (
+        "algorithm.loss='sft' reads no advantage, so that RL would ignore the"
+        ' rewards: choose a policy loss; demonstrations are learned in the cold'
+        ' start (sft.steps)'
+    )
+
+
 RULES: tuple[Callable[[Settings], str | None], ...] = (
     _mini_batches,
     _group_of_one,
@@ -299,7 +313,6 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _greedy,
     _mesh_batches,
     _deadlines,
-    _kl,
     _warmup,
     _tokenizer,
     _code_tool,
@@ -313,6 +326,8 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _replay,
     _double_correction,
     _estimator,
+    _components,
+    _supervised,
 )
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from agent_rl_jax.algorithms import filters
+from agent_rl_jax.algorithms import choices, filters
 from agent_rl_jax.algorithms.advantages import NEEDS_GREEDY_BASELINE
 from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
@@ -163,6 +163,37 @@ def _critic(config: Mapping[str, Any], base: Mapping[str, Any]):
   )
 
 
+def _algorithm(
+    config: Mapping[str, Any],
+    base: Mapping[str, Any],
+    rewards: options.RewardOptions,
+    critic: options.CriticOptions,
+):
+  values = dict(config.items())
+  if config['advantage'] == 'gdpo' and not config['component_weights']:
+    values['component_weights'] = rewards.weights
+  made = config_lib.section(values, AlgorithmOptions)
+  unread = set()
+  for choice, table in choices.READ.items():
+    if choice in unread:
+      continue
+    chosen = getattr(made, choice)
+    about = set().union(*table.values())
+    _set_but_unread(
+        'algorithm',
+        {key: value for key, value in config.items() if key in about},
+        base,
+        table[chosen],
+        f'algorithm.{choice} is {chosen!r}',
+    )
+    unread |= about.difference(table[chosen])
+  if critic.kind == 'none':
+    why = "critic.kind is 'none'"
+    clip = {'value_clip': config['value_clip']}
+    _set_but_unread('algorithm', clip, base, (), why)
+  return made
+
+
 def _filter(config: Mapping[str, Any], base: Mapping[str, Any]):
   made = config_lib.section(config, FilterOptions)
   read = ('name', *filters.READ[made.name])
@@ -242,7 +273,9 @@ def resolve(config: Mapping[str, Any], base: Mapping[str, Any]) -> Settings:
       python=section(config['tools']['python'], SandboxOptions),
       rewards=rewards,
       rollout=section(config['rollout'], RolloutOptions),
-      algorithm=section(config['algorithm'], AlgorithmOptions),
+      algorithm=_algorithm(
+          config['algorithm'], base['algorithm'], rewards, critic
+      ),
       filter=_filter(config['filter'], base['filter']),
       overlong=_overlong(config['overlong'], base['overlong']),
       replay=_replay(config['replay'], base['replay']),

@@ -3,7 +3,9 @@
   python -m experiments.train --config=configs/algorithms/remax.py
 
 Li et al. 2023, arXiv 2310.10505.  Unbiased, and needs no group; one more
-episode is played for every prompt and never trained on.
+episode is played for every prompt and never trained on.  Without the KL in the
+reward of the paper: algorithm.kl='k1', kl_placement='reward' and a kl_coef
+bring it back.
 """
 
 from configs import quickstart

@@ -3,7 +3,8 @@
   python -m experiments.train --config=configs/algorithms/rloo.py
 
 Ahmadian et al. 2024, arXiv 2402.14740.  Unbiased; the plain policy gradient is
-its loss.
+its loss.  Without the KL in the reward of the paper: algorithm.kl='k1',
+kl_placement='reward' and a kl_coef bring it back.
 """
 
 from configs import quickstart

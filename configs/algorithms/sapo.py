@@ -2,7 +2,7 @@
 
   python -m experiments.train --config=configs/algorithms/sapo.py
 
-Gao et al. 2025.
+Gao et al. 2025.  As there, rows weigh alike whatever their length.
 """
 
 from configs import quickstart
@@ -15,5 +15,4 @@ def get_config():
   config.algorithm.advantage = 'grpo'
   config.algorithm.normalize_std = True
   config.algorithm.loss = 'sapo'
-  config.algorithm.aggregation = 'seq-mean-token-mean'
   return config

@@ -4,7 +4,7 @@
 
 RAGEN, Wang et al. 2025, arXiv 2504.20073.  A quarter of the groups, those of
 largest reward spread, make up the loss; the others cost their rollout only.
-No KL.  `train.epochs` above 1 updates more often on one set of rollouts, which
+No KL, and the paper's small entropy bonus.  `train.epochs` above 1 updates more often on one set of rollouts, which
 the paper finds worse than fresh ones.
 """
 
@@ -18,6 +18,7 @@ def get_config():
   config.algorithm.advantage = 'gae'
   config.algorithm.clip_low = 0.2
   config.algorithm.clip_high = 0.28
+  config.algorithm.entropy_coef = 0.001
   config.critic.kind = 'own'
   config.filter.name = 'top_share'
   config.filter.value = 0.25

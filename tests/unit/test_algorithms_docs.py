@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from agent_rl_jax.algorithms import aggregate, filters, kl, options
+from agent_rl_jax.algorithms import aggregate, choices, filters, kl
 from agent_rl_jax.algorithms.advantages import ADVANTAGES
 from agent_rl_jax.algorithms.losses import LOSSES
 
@@ -17,8 +17,8 @@ TABLES = {
     ('Policy losses', 'Name'): LOSSES,
     ('Policy losses', 'Aggregation'): aggregate.AGGREGATIONS,
     ('Policy losses', 'KL'): kl.KL,
-    ('Corrections', 'Correction'): options.CORRECTION_BOUNDS,
-    ('Corrections', 'Rejection'): options.REJECTION_BOUNDS,
+    ('Corrections', 'Correction'): choices.CORRECTION_BOUNDS,
+    ('Corrections', 'Rejection'): choices.REJECTION_BOUNDS,
     ('Filters', 'Filter'): filters.FILTERS,
 }
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agent_rl_jax.algorithms import aggregate, losses, value
-from agent_rl_jax.algorithms.options import CLIP_BOUNDS, LossOptions
+from agent_rl_jax.algorithms.choices import CLIP_BOUNDS
+from agent_rl_jax.algorithms.options import LossOptions
 from agent_rl_jax.batch import LossBatch
 from tests.algorithm_batches import QUICK
 

@@ -2,14 +2,33 @@
 
 import pytest
 
-from agent_rl_jax.algorithms import advantages, losses, options
+from agent_rl_jax.algorithms import (
+    advantages,
+    aggregate,
+    choices,
+    kl,
+    losses,
+    options,
+)
 from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
 
 
 def test_tables_agree():
-  assert set(options.ESTIMATORS) == set(advantages.ADVANTAGES)
-  assert set(options.CLIP_BOUNDS) == set(losses.LOSSES)
+  assert set(choices.ESTIMATORS) == set(advantages.ADVANTAGES)
+  assert set(choices.CLIP_BOUNDS) == set(losses.LOSSES)
+  assert set(choices.AGGREGATION) == set(losses.LOSSES)
+  assert {key: set(table) for key, table in choices.READ.items()} == {
+      'advantage': set(advantages.ADVANTAGES),
+      'baseline': set(choices.BASELINES),
+      'normalize_std': {True, False},
+      'loss': set(losses.LOSSES),
+      'aggregation': set(aggregate.AGGREGATIONS),
+      'kl': {'none', *kl.KL_KINDS},
+      'kl_adaptive': {True, False},
+      'correction': set(choices.CORRECTION_BOUNDS),
+      'rejection': set(choices.REJECTION_BOUNDS),
+  }
   needs = advantages.NEEDS_VALUES | advantages.NEEDS_GREEDY_BASELINE
   assert needs | advantages.NEEDS_GROUPS <= set(advantages.ADVANTAGES)
 
@@ -26,6 +45,19 @@ def test_a_loss_brings_its_paper_defaults():
   resolved = AlgorithmOptions(advantage='dr_grpo', norm_length=128)
   assert resolved.aggregation == 'seq-mean-token-sum-norm'
   assert AlgorithmOptions(clip_high=0.3).clip_high == 0.3
+  row_mean = 'seq-mean-token-mean'
+  assert AlgorithmOptions(loss='sapo').aggregation == row_mean
+  # It has no means over rows by definition: another may be chosen.
+  chosen = AlgorithmOptions(loss='sapo', aggregation='token-mean')
+  assert chosen.aggregation == 'token-mean'
+
+
+def test_dr_grpo_needs_no_length_where_rows_are_averaged():
+  for loss in choices.ROW_LOSSES:
+    made = AlgorithmOptions(advantage='dr_grpo', loss=loss)
+    assert made.aggregation == 'seq-mean-token-mean'
+  with pytest.raises(ValueError, match='norm_length'):
+    AlgorithmOptions(advantage='dr_grpo', loss='sapo')
 
 
 def test_options_are_static():
@@ -50,8 +82,13 @@ REFUSED = {
         'kl_importance': True,
     },
     'adapts nothing': {'kl_adaptive': True},
-    'reward components': {
+    'normalizes each reward component': {
         'advantage': 'gdpo',
+        'kl': 'k1',
+        'kl_placement': 'reward',
+    },
+    'a KL of single tokens is in neither': {
+        'advantage': 'mt_grpo',
         'kl': 'k1',
         'kl_placement': 'reward',
     },
@@ -94,6 +131,9 @@ def test_filter_options_are_checked():
       {'measure': 'variance'},
       {'band_low': 0.9},
       {'tries': 0},
+      {'name': 'min_p', 'measure': 'mean'},
+      {'name': 'top_p', 'measure': 'sum'},
+      {'name': 'top_p', 'smallest': True},
   ):
     with pytest.raises(ValueError):
       FilterOptions(**bad)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from agent_rl_jax.algorithms import filters
+from agent_rl_jax.algorithms import advantages, choices, filters
 from agent_rl_jax.algorithms.filters import FilterOptions
 from agent_rl_jax.algorithms.options import AlgorithmOptions
 from agent_rl_jax.data.demonstrations import DemonstrationOptions
@@ -165,7 +165,17 @@ def test_derived_numbers():
         ({'env__tool_timeout': 60.0}, 'env.tool_timeout=60.0 must be below'),
           ({'env__tool_timeout': 30.0}, 'an honest call could go unanswered'),
           ({'tools__workers': 63}, 'tools.workers=63 is below'),
-        ({'algorithm__kl_coef': 0.1}, "algorithm.kl='none' has no effect"),
+        ({'algorithm__kl_coef': 0.1},
+         "algorithm.kl_coef=0.1 is not used: algorithm.kl is 'none'"),
+        ({'algorithm__kl_placement': 'reward'}, "algorithm.kl is 'none'"),
+        ({'algorithm__value_clip': 0.5},
+         "algorithm.value_clip=0.5 is not used: critic.kind is 'none'"),
+        ({'algorithm__loss': 'sft'}, 'RL would ignore the rewards'),
+        ({'algorithm__advantage': 'gdpo',
+          'algorithm__component_weights': (1.0, 2.0)},
+         "component_weights=\\(1.0, 2.0\\) for rewards.names=\\('answer',\\)"),
+        ({'algorithm__advantage': 'gdpo', 'rewards__weights': (0.0,)},
+         'nothing but zeros'),
         ({'optimizer__warmup': 50}, 'optimizer.warmup=50 is not below'),
         ({'tokenizer__path': 'x'}, 'is not used by tokenizer.kind='),
         ({'tokenizer__kind': 'bpe'}, 'needs tokenizer.path'),
@@ -218,6 +228,8 @@ def test_derived_numbers():
          'filter.value=0.5 is not used'),
         ({'overlong__buffer': 8, 'overlong__mask': True},
          'overlong.buffer=8 is not used: overlong.penalty is 0'),
+        ({'filter__name': 'min_p', 'filter__smallest': True},
+         'filter.smallest=True is not used'),
         ({'replay__max_age': 2}, 'replay.max_age=2 is not used'),
         ({'replay__share': 1.0}, 'replay.share=1.0 must lie'),
         ({'replay__capacity': 1, 'replay__share': 0.01}, 'less than one group'),
@@ -266,6 +278,97 @@ def test_what_each_filter_reads_may_be_set():
     )
     assert all(getattr(made.filter, key) == changed[key] for key in keys)
   assert _resolve(overlong__mask=True).overlong.mask
+
+
+# A value of each key of `config.algorithm` that some choice leaves unread.
+SET = {
+    'normalize_std': True, 'epsilon': 1e-3, 'gamma': 0.9, 'lam': 0.9,
+    'high_gamma': 0.9, 'whiten': False, 'turn_rewards': False,
+    'turn_coef': 0.5, 'step_coef': 0.5, 'pooled': True,
+    'component_weights': (2.0,), 'baseline': 'all', 'baseline_decay': 0.5,
+    'baseline_window': 3, 'clip_low': 0.1, 'clip_high': 0.1, 'dual_clip': 3.0,
+    'sapo_positive': 2.0, 'sapo_negative': 2.0, 'opsm_delta': 0.1,
+    'norm_length': 9.0, 'correction_low': 1.0, 'correction_high': 4.0,
+    'correction_normalize': True, 'rejection_low': 1.0, 'rejection_high': 4.0,
+    'rejection_denominator': 'original', 'kl_coef': 0.1,
+    'kl_placement': 'reward', 'kl_importance': True, 'kl_adaptive': True,
+    'kl_target': 0.2, 'kl_horizon': 5.0,
+}  # fmt: skip
+
+# Keys that are read under another one alone.
+UNDER = {
+    'epsilon': {'normalize_std': True},
+    'baseline_decay': {'baseline': 'exponential'},
+    'baseline_window': {'baseline': 'window'},
+    'kl_target': {'kl_adaptive': True},
+    'kl_horizon': {'kl_adaptive': True},
+}
+
+
+def _algorithm(**changes):
+  """The algorithm section of the base, changed and resolved."""
+  common = dict(base.get_config().algorithm.items())
+  critic = dict(base.get_config().critic.items())
+  kind = (
+      'own' if changes.get('advantage') in advantages.NEEDS_VALUES else 'none'
+  )
+  return settings._algorithm(
+      {**common, **changes},
+      common,
+      options.RewardOptions(('answer',), (1.0,), 'answer'),
+      settings._critic({**critic, 'kind': kind}, critic),
+  )
+
+
+@pytest.mark.parametrize('choice', choices.READ)
+def test_what_a_choice_reads_may_be_set_and_the_rest_is_refused(choice):
+  table = choices.READ[choice]
+  about = set().union(*table.values())
+  assert about <= set(SET)
+  for chosen, read in table.items():
+    common = {choice: chosen}
+    if choice in ('baseline', 'normalize_std'):
+      common['advantage'] = 'reinforce'
+    if choice == 'kl_adaptive':
+      common['kl'] = 'k3'
+    if chosen == 'k1':  # it has no place in the loss
+      common['kl_placement'] = 'reward'
+    if chosen in ('dr_grpo', 'seq-mean-token-sum-norm'):
+      common['norm_length'] = 5.0
+    for key in sorted(about - common.keys()):
+      if (chosen, key) == ('k1', 'kl_importance'):
+        continue  # the reward has no ratio
+      if choice == 'kl' and chosen.endswith('+') and key == 'kl_placement':
+        continue  # the reward has no gradient
+      wanted = {**common, key: SET[key]}
+      if key in read:
+        under = UNDER.get(key, {})
+        # gdpo divides by the std whatever normalize_std says.
+        wanted |= under if under.keys() <= {*read, choice} else {}
+        assert getattr(_algorithm(**wanted), key) == SET[key]
+      else:
+        with pytest.raises(ValueError, match=key):
+          _algorithm(**wanted)
+
+
+def test_gdpo_weighs_components_as_the_total_does():
+  rewards = {
+      'algorithm__advantage': 'gdpo',
+      'rewards__names': ('answer', 'call_cost'),
+      'rewards__weights': (1.0, -0.5),
+  }
+  assert _resolve(**rewards).algorithm.component_weights == (1.0, -0.5)
+  own = _resolve(**rewards, algorithm__component_weights=(2.0, 0.0))
+  assert own.algorithm.component_weights == (2.0, 0.0)
+
+
+def test_a_penalty_for_length_reaches_mt_grpo():
+  made = _resolve(algorithm__advantage='mt_grpo', overlong__penalty=1.0)
+  assert made.overlong.penalty == 1.0
+
+
+def test_a_cold_start_alone_may_name_the_loss_of_one():
+  assert _resolve(train__iterations=0, algorithm__loss='sft')
 
 
 def test_all_broken_rules_are_told_at_once():
