@@ -122,6 +122,7 @@ def get_config() -> ConfigDict:
       max_tool_calls=4,  # of an episode; 0 allows none
       tool_timeout=40.0,  # seconds for the calls of one turn, queueing included
       max_output_chars=2048,  # of one result that the agent sees
+      call_reward=0.0,  # turn reward of the first turn whose calls all succeed
       # Added to the last result when no call is left.
       call_limit_notice='No tool calls are left. Give your final answer.',
   )

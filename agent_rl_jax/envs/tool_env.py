@@ -13,6 +13,7 @@ turn without call, answer or error is final, without answer.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,12 +37,16 @@ class ToolEnvOptions:
     max_tool_calls: Calls that an episode may run; 0 allows none.
     tool_timeout: Seconds for the calls of one turn, queueing included.
     max_output_chars: Characters of one result that the agent sees.
+    call_reward: Turn reward of the episode's first turn whose calls, as far as
+      they were run, all succeed (MT-GRPO's tool execution reward, Zeng et al.
+      2025, arXiv 2505.11821); once, so that calling on earns nothing more.
     call_limit_notice: Added to the last result when no call is left.
   """
 
   max_tool_calls: int = 4
   tool_timeout: float = 10.0
   max_output_chars: int = 2048
+  call_reward: float = 0.0
   call_limit_notice: str = 'No tool calls are left. Give your final answer.'
 
   def __post_init__(self):
@@ -57,6 +62,8 @@ class ToolEnvOptions:
       raise ValueError(
           f'env max_output_chars={self.max_output_chars}: must be at least 1'
       )
+    if not math.isfinite(self.call_reward):
+      raise ValueError(f'env call_reward={self.call_reward}: must be finite')
     if not self.call_limit_notice.strip():
       raise ValueError(
           'env call_limit_notice is empty: the agent must be told that no '
@@ -73,6 +80,7 @@ class ToolState:
   calls: int = 0  # run so far
   malformed: int = 0  # turns that could not be parsed
   violations: int = 0  # turns that called in vain: limit reached, or no tool
+  succeeded: bool = False  # whether all calls of some turn did
 
 
 class ToolEnv:
@@ -166,12 +174,20 @@ class ToolEnv:
     for call, result in zip(calls, results, strict=True):
       if result.infrastructure:
         raise ToolsUnavailable(f'tool {call.name}: {result.text}')
-    state = dataclasses.replace(state, calls=state.calls + len(calls))
+    succeeds = all(result.ok for result in results)
+    reward = 0.0
+    if succeeds and not state.succeeded:
+      reward = options.call_reward
+    state = dataclasses.replace(
+        state,
+        calls=state.calls + len(calls),
+        succeeded=state.succeeded or succeeds,
+    )
     texts = [result.text for result in results]
     texts += [f'{ERROR}not run.' for _ in excess]
     if state.calls >= options.max_tool_calls:
       texts[-1] = f'{texts[-1].rstrip()}\n{options.call_limit_notice}'
-    return state, self._say(state, texts, results)
+    return state, self._say(state, texts, results, reward)
 
   def _refuse(
       self, state: ToolState, calls: Sequence[ToolCall]
@@ -186,12 +202,15 @@ class ToolEnv:
       reason = unknown_tool(calls[0].name, {})
     return state, self._say(state, (ERROR + reason,) * len(calls))
 
-  def _say(self, state, texts, results=()) -> Observation:
+  def _say(self, state, texts, results=(), reward=0.0) -> Observation:
     messages: tuple[Message, ...] = tuple(
         {'role': 'tool', 'content': text} for text in texts
     )
     return Observation(
-        messages=messages, tool_results=tuple(results), info=self._info(state)
+        messages=messages,
+        reward=reward,
+        tool_results=tuple(results),
+        info=self._info(state),
     )
 
   def _end(self, state: ToolState) -> Observation:

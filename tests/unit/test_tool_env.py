@@ -40,6 +40,13 @@ class Echo:
     return ToolResult('', arguments['x'], True)
 
 
+class Fails(Echo):
+  spec = {**Echo.spec, 'name': 'fails'}
+
+  def __call__(self, arguments, *, deadline):
+    return ToolResult('', 'no', False)
+
+
 def calls(*xs, name='echo'):
   made = tuple(ToolCall(f'c{i}', name, {'x': x}) for i, x in enumerate(xs))
   return Action('...', tool_calls=made)
@@ -82,6 +89,32 @@ def test_calls_then_answer(pool):
   _, observation = env.step(next_state, Action('2', answer='2'))
   assert observation.done and not observation.messages
   env.close(next_state)
+
+
+def test_the_first_success_is_rewarded_once(pool):
+  failing = Fails()
+  env = ToolEnv(
+      {'echo': Echo(), 'fails': failing},
+      pool,
+      ToolEnvOptions(call_reward=0.2, max_tool_calls=9),
+  )
+  state, observation = env.reset(TASK, 0)
+  given = [observation.reward]
+  for action in (
+      Action('', error='unreadable'),
+      calls('a', name='fails'),
+      Action(
+          '',
+          tool_calls=calls('a').tool_calls
+          + calls('b', name='fails').tool_calls,
+      ),
+      calls('a', 'b'),
+      calls('a'),
+      Action('2', answer='2'),
+  ):
+    state, observation = env.step(state, action)
+    given.append(observation.reward)
+  assert given == [0, 0, 0, 0, 0.2, 0, 0]
 
 
 def test_one_state_can_be_played_on_twice(pool):
