@@ -55,9 +55,12 @@ class TrajectoryBatch:
     returns: float32 [B], the scalar reward that is optimized.
     metric: float32 [B], the unshaped measure (accuracy).
     baseline: float32 [B] or None (ReMax's greedy return).
-    turn_rewards: float32 [B, U], environment reward of each turn.
-    anchor: int32 [B, U], dense id of each turn's anchor state, -1 if none.
-    turn_mask: bool [B, U], which turns exist.
+    turn_rewards: float32 [B, U], the part of `returns` that the environment
+      gave at each turn of the episode: its reward times the weight of the
+      reward component `environment`, 0 without that component.
+    anchor: int32 [B, U], dense id of the anchor state of each turn of the
+      episode, -1 if none; equal ids of two groups mean nothing.
+    turn_mask: bool [B, U], which turns the episode has.
     fresh: bool [B] or None for all: no earlier batch held the episode, so that
       statistics over several batches count it once.
   """

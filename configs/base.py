@@ -145,7 +145,7 @@ def get_config() -> ConfigDict:
   )
 
   config.rewards = create(
-      # answer | format | execution | call_cost | length_cost
+      # answer | format | execution | environment | call_cost | length_cost
       names=('answer',),
       weights=(1.0,),  # of each in the total; 0 records it only
       metric='answer',  # what accuracy means, whatever its weight
@@ -177,9 +177,11 @@ def get_config() -> ConfigDict:
       lam=1.0,  # GAE's lambda
       high_gamma=0.95,  # bi_level_gae: discount from turn to turn
       whiten=True,  # GAE: whiten advantages over the batch's tokens
-      turn_rewards=True,  # credit turn rewards to their turns
+      turn_rewards=True,  # credit the environment's to their turns
       turn_coef=1.0,  # mt_grpo: weight of the turn advantage
       step_coef=1.0,  # gigpo: weight of the step advantage
+      # gigpo: how alike texts of one anchor state are, up to 1; 0 = equal keys
+      similarity=0.0,
       pooled=False,  # gigpo: count an episode once per turn
       component_weights=(),  # gdpo: of each component; () = rewards.weights
       baseline='batch_mean',  # reinforce: batch_mean | all | exponential | window

@@ -32,22 +32,42 @@ def dense_pairs(first_N: Array, second_N: Array) -> Array:
   )
 
 
-def step_returns(batch: TrajectoryBatch, gamma: float) -> Array:
-  """S_k = r_k + gamma S_{k+1} over the environment's turn rewards: [B, U]."""
-  rewards_BxU = returns.turn_rewards(batch)
-  slope_BxU = jnp.where(batch.turn_mask, gamma, 1).astype(rewards_BxU.dtype)
+def step_returns(
+    batch: TrajectoryBatch,
+    scores: Scores,
+    state: dict | None,
+    options: AdvantageOptions,
+) -> Array:
+  """S_k = r_k + gamma S_{k+1} over the turns of the row's episode: [B, U].
+
+  r_k is the sum of the turn's token rewards, so that the steps hold all of the
+  return: turn rewards at their turns, the rest at the last one, less a KL.
+  """
+  rewards_BxU = returns.sum_by_turn(
+      returns.token_rewards(batch, scores, state, options),
+      returns.sampled(batch),
+      batch,
+  )
+  slope_BxU = jnp.where(batch.turn_mask, options.gamma, 1).astype(
+      rewards_BxU.dtype
+  )
   at_BxU, _ = returns.suffix(rewards_BxU, slope_BxU)
   return at_BxU
 
 
-def step_advantages(batch: TrajectoryBatch, options: AdvantageOptions) -> Array:
+def step_advantages(
+    batch: TrajectoryBatch,
+    scores: Scores,
+    state: dict | None,
+    options: AdvantageOptions,
+) -> Array:
   """Step returns normalized among steps of equal group and anchor: [B, U]."""
   shape = batch.turn_mask.shape
   exists_BxU = batch.turn_mask & (batch.anchor >= 0)
   counted_BxU = exists_BxU & returns.representatives(batch)[:, None]
   group_BxU = jnp.broadcast_to(batch.group[:, None], shape)
   values_N = groups.normalized(
-      step_returns(batch, options.gamma).ravel(),
+      step_returns(batch, scores, state, options).ravel(),
       dense_pairs(group_BxU.ravel(), batch.anchor.ravel()),
       counted_BxU.ravel(),
       options.normalize_std,
@@ -78,7 +98,9 @@ def gigpo(
       options.normalize_std,
       options.epsilon,
   )
-  step_BxT = returns.turn_values(step_advantages(batch, options), batch)
+  step_BxT = returns.turn_values(
+      step_advantages(batch, scores, state, options), batch
+  )
   advantages_BxT = episode_B[:, None] + options.step_coef * step_BxT
   return Advantages(
       jnp.where(returns.sampled(batch), advantages_BxT, 0), state=state

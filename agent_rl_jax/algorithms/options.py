@@ -99,6 +99,8 @@ class AdvantageOptions(KlOptions):
       of the end of the episode.
     turn_coef: mt_grpo's weight of the turn advantage.
     step_coef: gigpo's weight of the step advantage.
+    similarity: gigpo: how alike, in (0, 1], the texts of two states must be to
+      be one anchor state (`anchors.group_anchors`); 0: equal keys.
     pooled: gigpo: count an episode once per turn, as the reference code does.
     component_weights: gdpo's weight of each reward component; () for all 1,
       but a run fills in `rewards.weights`.
@@ -117,6 +119,7 @@ class AdvantageOptions(KlOptions):
   turn_rewards: bool = True
   turn_coef: float = 1.0
   step_coef: float = 1.0
+  similarity: float = 0.0
   pooled: bool = False
   component_weights: tuple[float, ...] = ()
   baseline: str = 'batch_mean'
@@ -127,7 +130,7 @@ class AdvantageOptions(KlOptions):
     super().__post_init__()
     _check_choice('advantage', self.advantage, ESTIMATORS)
     _check_positive(self, 'epsilon', 'baseline_window')
-    for name in ('gamma', 'lam', 'high_gamma', 'baseline_decay'):
+    for name in ('gamma', 'lam', 'high_gamma', 'baseline_decay', 'similarity'):
       if not 0 <= getattr(self, name) <= 1:
         raise ValueError(f'{name}={getattr(self, name)} must lie in [0, 1]')
     _check_choice('baseline', self.baseline, BASELINES)

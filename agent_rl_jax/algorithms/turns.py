@@ -104,10 +104,15 @@ def mt_grpo(
 ) -> Advantages:
   """Turn reward credited to what precedes the first tool result.
 
-  MT-GRPO (Zeng et al. 2025, arXiv 2505.11821).  The turn reward is the sum of the
-  environment's turn rewards, the outcome reward what `returns` holds beyond
-  them; each is normalized in its group, and their sum for episodes of one
-  turn, which have no tool result to tell the two apart.
+  MT-GRPO (Zeng et al. 2025, arXiv 2505.11821).  The turn reward is the sum of
+  the environment's turn rewards, the outcome reward what `returns` holds beyond
+  them; each is normalized in its group, and their sum for episodes without a
+  tool call, which have no result to tell the two apart.
+
+  A batch tells turns, not calls, so that these are approximated: the first
+  result is the answer to the first turn, even if that is an error message to a
+  turn that called nothing; and an episode without a call is one of a single
+  turn, even if it called a tool in it and a limit ended it there.
   """
   del scores
   counted_B = returns.representatives(batch)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from agent_rl_jax.rewards.answer import answer
 from agent_rl_jax.rewards.efficiency import call_cost, length_cost
+from agent_rl_jax.rewards.environment import environment
 from agent_rl_jax.rewards.execution import execution
 from agent_rl_jax.rewards.format import format_reward
 from agent_rl_jax.rewards.reward import Reward, per_episode
@@ -18,6 +19,7 @@ REWARDS: Mapping[str, Callable[[], Reward]] = {
     'answer': lambda: per_episode(answer),
     'format': lambda: per_episode(format_reward),
     'execution': lambda: per_episode(execution),
+    'environment': lambda: per_episode(environment),
     'call_cost': lambda: per_episode(call_cost),
     'length_cost': lambda: per_episode(length_cost),
 }

@@ -36,6 +36,8 @@ def collate(
     num_rows: int,
     length: int,
     num_turns: int,
+    turn_weight: float,
+    anchors: Sequence[int],
     weight: Sequence[float] | None = None,
     baseline: Sequence[float] | None = None,
     fresh: Sequence[bool] | None = None,
@@ -51,12 +53,17 @@ def collate(
     num_rows: B, at least the number of rows of all episodes.
     length: T, at least the longest row.
     num_turns: U, at least the most turns.
+    turn_weight: Weight in the return of what the environment gave to a turn
+      (`Turn.reward`); 0 where the return holds none of it.
+    anchors: Dense id of the anchor state of each turn of all episodes, in
+      order; -1 where it has none.
     weight: Weight of each episode in the loss; None for 1 where it is valid.
     baseline: Return that each episode is compared with, or None.
     fresh: Whether no earlier batch held each episode; None where none did.
 
   Raises:
-    ValueError: when something does not fit the given shape.
+    ValueError: when something does not fit the given shape, or anchors are not
+      one for each turn.
   """
   total = sum(len(e.rows) for e in episodes)
   longest = max((len(r.tokens) for e in episodes for r in e.rows), default=0)
@@ -65,6 +72,10 @@ def collate(
     raise ValueError(
         f'{total} rows of up to {longest} tokens and {most} turns do not fit'
         f' a batch of {num_rows} rows, {length} tokens, {num_turns} turns'
+    )
+  if len(anchors) != sum(len(e.turns) for e in episodes):
+    raise ValueError(
+        f'{len(anchors)} anchors for {sum(len(e.turns) for e in episodes)} turns'
     )
   b, t, u = num_rows, length, num_turns
   out = TrajectoryBatch(
@@ -87,9 +98,8 @@ def collate(
       baseline=None if baseline is None else np.zeros(b, np.float32),
       fresh=None if fresh is None else np.zeros(b, bool),
   )
-  anchors: dict[bytes, int] = {}
   groups: dict[int, int] = {}
-  i = 0
+  i = first_turn = 0
   for e, episode in enumerate(episodes):
     group = groups.setdefault(episode.group, len(groups))
     for r, row in enumerate(episode.rows):
@@ -110,13 +120,14 @@ def collate(
         out.baseline[i] = baseline[e]
       if fresh is not None:
         out.fresh[i] = fresh[e]
+      # Of the whole episode, on each of its rows.
+      n = len(episode.turns)
+      out.turn_mask[i, :n] = True
+      out.anchor[i, :n] = anchors[first_turn : first_turn + n]
       for k, turn in enumerate(episode.turns):
-        if turn.row != r:
-          continue
-        out.turn[i, turn.action_start : turn.observation_stop] = k
-        out.turn_rewards[i, k] = turn.reward
-        out.turn_mask[i, k] = True
-        if turn.state_key is not None:
-          out.anchor[i, k] = anchors.setdefault(turn.state_key, len(anchors))
+        out.turn_rewards[i, k] = turn_weight * turn.reward
+        if turn.row == r:
+          out.turn[i, turn.action_start : turn.observation_stop] = k
       i += 1
+    first_turn += len(episode.turns)
   return out

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl_jax.algorithms import filters
+from agent_rl_jax.algorithms import anchors, filters
 from agent_rl_jax.algorithms.advantages import NEEDS_GREEDY_BASELINE
 from agent_rl_jax.batch import TrajectoryBatch
 from agent_rl_jax.rollout.collate import collate
@@ -90,6 +90,7 @@ class Collector:
     self._judges = parts.judges
     self._engine, self._rewards, self._tasks = engine, rewards, tasks
     self._greedy = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
+    self._told_anchorless = False  # whether the log has been told
     self.kept = buffer.Kept()
 
   def collect(self, params: Any, iteration: int) -> Collected:
@@ -169,8 +170,14 @@ class Collector:
           'replay/share': len(replayed) / prompts,
           'replay/age': float(np.mean(ages)) if ages else 0.0,
       }
-    notes = (_missing(waves, missing, settings, iteration),) if missing else ()
-    return Collected(batch, scored, played, stats, metrics, notes)
+    notes = [_missing(waves, missing, settings, iteration)] if missing else []
+    if settings.algorithm.advantage == 'gigpo':
+      share = anchors.anchored_fraction(batch)
+      metrics['gigpo/anchored_fraction'] = share
+      if not share and batch.valid.any() and not self._told_anchorless:
+        self._told_anchorless = True
+        notes.append(_anchorless(batch, settings, iteration))
+    return Collected(batch, scored, played, stats, metrics, tuple(notes))
 
   def _wave(
       self,
@@ -304,6 +311,12 @@ def assemble(
       num_rows=train.prompts * train.samples,
       length=rollout.max_len,
       num_turns=rollout.max_turns,
+      turn_weight=settings.rewards.by_name().get('environment', 0.0),
+      anchors=anchors.group_anchors(
+          [turn.state_key for e in episodes for turn in e.turns],
+          [e.group for e in episodes for _ in e.turns],
+          settings.algorithm.similarity,
+      ),
       weight=weights,
       baseline=baselines if needs_baseline else None,
       fresh=new if settings.replay.capacity else None,
@@ -363,6 +376,23 @@ def _missing(
       f'iteration {iteration + 1}: {missing} of {settings.train.prompts} groups'
       f' are missing, their rows empty: filter.name={settings.filter.name!r}'
       f' kept {kept.sum()} of {len(kept)} groups in {len(waves)} waves of tasks'
+  )
+
+
+def _anchorless(
+    batch: TrajectoryBatch, settings: Settings, iteration: int
+) -> str:
+  """Says that gigpo compares no steps."""
+  if (batch.anchor >= 0).any():
+    why = 'no state is visited twice in a group; see algorithm.similarity'
+  else:
+    why = (
+        f'the environment {settings.env_name!r} names no state'
+        ' (Observation.state_key)'
+    )
+  return (
+      f"iteration {iteration + 1}: algorithm.advantage='gigpo' is grpo here:"
+      f' {why}'
   )
 
 

@@ -357,4 +357,23 @@ def _stale(s: Settings) -> str | None:
     )
 
 
-CAUTIONS: tuple[Callable[[Settings], str | None], ...] = (_stale,)
+def _no_turn_rewards(s: Settings) -> str | None:
+  if s.algorithm.advantage != 'mt_grpo':
+    return None
+  if not s.rewards.by_name().get('environment'):
+    return (
+        "algorithm.advantage='mt_grpo' is grpo without turn rewards in the"
+        " return: give the reward 'environment' a weight (rewards.names,"
+        ' rewards.weights)'
+    )
+  if s.env_name == 'tool' and s.env.call_reward == 0:
+    return (
+        "algorithm.advantage='mt_grpo' is grpo where no turn is rewarded: the"
+        " environment 'tool' rewards none with env.call_reward=0"
+    )
+
+
+CAUTIONS: tuple[Callable[[Settings], str | None], ...] = (
+    _stale,
+    _no_turn_rewards,
+)

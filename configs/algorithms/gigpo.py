@@ -2,8 +2,9 @@
 
   python -m experiments.train --config=configs/algorithms/gigpo.py
 
-Feng et al. 2025, arXiv 2505.10978.  For environments that name their states;
-where none repeats it is GRPO.
+Feng et al. 2025, arXiv 2505.10978.  For environments that name their states
+(Observation.state_key); where none repeats in a group it is GRPO, and the log
+says so.  The quickstart's environment names none.
 """
 
 from configs import quickstart

@@ -65,7 +65,8 @@ def gigpo_batch():
 )
 def test_step_returns(name):
   batch, step = gigpo_batch()
-  actual = gigpo.step_returns(batch, cases.CASES[name]['params']['gamma'])
+  options = AdvantageOptions(gamma=cases.CASES[name]['params']['gamma'])
+  actual = gigpo.step_returns(batch, Scores(batch.returns), None, options)
   cases.assert_close(
       np.array(actual)[np.arange(len(step)), step],
       cases.CASES[name]['outputs']['step_returns'],
@@ -79,7 +80,7 @@ def test_anchor_groups(name):
   actual = anchors.group_anchors(
       cases.resolve(name, 'anchor_obs'),
       cases.dense(cases.resolve(name, 'index')),
-      similarity=params.get('similarity_thresh'),
+      similarity=params.get('similarity_thresh') or 0.0,
   )
   expected = cases.CASES[name]['outputs']['group_id']
   np.testing.assert_array_equal(cases.dense(actual), expected)
@@ -94,7 +95,8 @@ def test_step_advantages(name):
   options = AdvantageOptions(
       normalize_std=MODES[cases.CASES[name]['params']['mode']], gamma=0.95
   )
-  values = np.array(gigpo.step_advantages(batch, options))
+  scores = Scores(batch.returns)
+  values = np.array(gigpo.step_advantages(batch, scores, None, options))
   actual = values[np.arange(len(step)), step][:, None] * batch.action_mask
   cases.assert_close(actual, cases.CASES[name]['outputs']['advantages'], name)
 

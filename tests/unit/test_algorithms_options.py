@@ -97,6 +97,7 @@ REFUSED = {
     'is none of ppo_clip': {'loss': 'ppo'},
     'is none of reinforce': {'advantage': 'grop'},
     'must lie in': {'gamma': 1.5},
+    'similarity=95': {'similarity': 95},
     'cannot be negative': {'clip_low': -0.1},
     'low <= high': {'correction': 'tis', 'correction_low': 3.0},
     'needs a correction': {'correction_normalize': True},

@@ -309,10 +309,16 @@ def gigpo(batch, scores):
   steps = {}
   for episode in found:
     row = row_of(batch, episode)
+    gained = np.zeros(batch.turn_mask.shape[1])
+    tokens = found[episode]
+    for token, reward in zip(
+        tokens, rewards_of(batch, tokens, episode), strict=True
+    ):
+      gained[token.turn] += reward
     running = 0.0
-    for turn in reversed(range(batch.turn_mask.shape[1])):
+    for turn in reversed(range(len(gained))):
       if batch.turn_mask[row, turn]:
-        running = batch.turn_rewards[row, turn] + GAMMA * running
+        running = gained[turn] + GAMMA * running
         anchor = batch.anchor[row, turn]
         key = (batch.group[row], anchor) if anchor >= 0 else None
         steps[episode, turn] = key, running

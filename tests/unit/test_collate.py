@@ -12,7 +12,7 @@ from agent_rl_jax.types import Action, Episode, Row, Status, Task, Turn
 from tests import toys
 
 
-def _episode(uid, group, length, status=Status.DONE, key=None):
+def _episode(uid, group, length, status=Status.DONE):
   tokens = np.arange(10, 10 + length, dtype=np.int32)
   mask = np.zeros(length, bool)
   mask[3:5] = mask[7:length] = True
@@ -24,8 +24,8 @@ def _episode(uid, group, length, status=Status.DONE, key=None):
       policy_version=4,
       rows=(Row(tokens, mask, np.where(mask, -0.5, 0).astype(np.float32)),),
       turns=(
-          Turn(0, 3, 5, 7, action, reward=0.25, state_key=key),
-          Turn(0, 7, length, length, action, reward=1.0, state_key=b'b'),
+          Turn(0, 3, 5, 7, action, reward=0.25),
+          Turn(0, 7, length, length, action, reward=1.0),
       ),
       status=status,
       rewards={'answer': 1.0, 'format': 0.5},
@@ -33,7 +33,15 @@ def _episode(uid, group, length, status=Status.DONE, key=None):
 
 
 def _collate(episodes, **changes):
-  shape = {'num_rows': 4, 'length': 12, 'num_turns': 3, **changes}
+  turns = sum(len(e.turns) for e in episodes)
+  shape = {
+      'num_rows': 4,
+      'length': 12,
+      'num_turns': 3,
+      'turn_weight': 1.0,
+      'anchors': [-1] * turns,
+      **changes,
+  }
   return collate(
       episodes,
       components=('answer', 'format'),
@@ -47,10 +55,12 @@ def _collate(episodes, **changes):
 def test_rows_are_left_aligned_and_padding_counts_nowhere():
   batch = _collate(
       [
-          _episode(0, 7, 9, key=b'a'),
-          _episode(1, 7, 11, Status.TIMEOUT, key=b'b'),
+          _episode(0, 7, 9),
+          _episode(1, 7, 11, Status.TIMEOUT),
           _episode(2, 9, 9),
-      ]
+      ],
+      anchors=[0, 1, 1, 1, -1, 2],
+      turn_weight=0.5,
   )
   np.testing.assert_array_equal(batch.length, [9, 11, 9, 0])
   np.testing.assert_array_equal(batch.group, [0, 0, 1, 3])
@@ -65,16 +75,47 @@ def test_rows_are_left_aligned_and_padding_counts_nowhere():
   np.testing.assert_array_equal(
       batch.turn[0], [0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0]
   )
-  np.testing.assert_array_equal(batch.turn_rewards[0], [0.25, 1, 0])
+  # The part of the return that they are.
+  np.testing.assert_array_equal(batch.turn_rewards[0], [0.125, 0.5, 0])
   np.testing.assert_array_equal(batch.turn_mask[0], [True, True, False])
-  # Equal anchor states share an id; no state is -1.
   np.testing.assert_array_equal(
-      batch.anchor, [[0, 1, -1], [1, 1, -1], [-1, 1, -1], [-1, -1, -1]]
+      batch.anchor, [[0, 1, -1], [1, 1, -1], [-1, 2, -1], [-1, -1, -1]]
   )
   np.testing.assert_array_equal(batch.components[0], [1, 0.5])
   assert not batch.action_mask[3].any() and batch.tokens[3].sum() == 0
   assert (batch.sampler_logprobs[~batch.action_mask] == 0).all()
   assert (batch.policy_version[0, :9] == 4).all()
+
+
+def test_every_row_of_an_episode_tells_all_of_its_turns():
+  one = _episode(0, 0, 9)
+  first, second = one.turns
+  rows = tuple(
+      Row(*(x[part] for x in dataclasses.astuple(one.rows[0])))
+      for part in (slice(0, 7), slice(5, 9))
+  )
+  two = dataclasses.replace(
+      one, rows=rows, turns=(first, Turn(1, 2, 4, 4, second.action, reward=1.0))
+  )
+  batch = _collate([two, one], anchors=[3, 4, 3, 5])
+  np.testing.assert_array_equal(batch.episode, [0, 0, 1, 3])
+  each = lambda x: np.array(x)[[0, 0, 1]]
+  np.testing.assert_array_equal(
+      batch.turn_rewards[:3], each([[0.25, 1, 0], [0.25, 1, 0]])
+  )
+  np.testing.assert_array_equal(
+      batch.anchor[:3], each([[3, 4, -1], [3, 5, -1]])
+  )
+  np.testing.assert_array_equal(batch.turn_mask[:3], [[True, True, False]] * 3)
+  assert not batch.turn_mask[3].any()
+  # Tokens know the turn of their own row alone.
+  np.testing.assert_array_equal(batch.turn[0, :7], [0, 0, 0, 0, 0, 0, 0])
+  np.testing.assert_array_equal(batch.turn[1, :4], [0, 0, 1, 1])
+
+
+def test_an_anchor_for_each_turn():
+  with pytest.raises(ValueError, match='3 anchors for 2 turns'):
+    _collate([_episode(0, 0, 9)], anchors=[0, 1, 2])
 
 
 @pytest.mark.parametrize(

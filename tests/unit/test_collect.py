@@ -156,6 +156,39 @@ def test_when_tries_run_out_rows_stay_empty_and_the_log_says_so():
   assert _shapes(first) == _shapes(empty)
 
 
+class Naming(ScriptedEngine):
+  """Every turn starts from the state that its task's script ends with."""
+
+  def rollout(self, params, requests, **kwargs):
+    episodes, stats = super().rollout(params, requests, **kwargs)
+    named = []
+    for e in episodes:
+      _, _, *states = e.task.payload['script']
+      key = states[e.uid % SAMPLES].encode() if states else None
+      turns = tuple(dataclasses.replace(t, state_key=key) for t in e.turns)
+      named.append(dataclasses.replace(e, turns=turns))
+    return named, stats
+
+
+def test_gigpo_tells_how_many_steps_it_compares_and_when_it_is_none():
+  scripts = [MIXED, MIXED]  # no states
+  scripts += [f'{MIXED} a a', f'{MIXED} a b']  # two of four have company
+  scripts += [f'{MIXED} a b', f'{MIXED} a b']  # not across groups
+  made, _ = collector(scripts, Naming(), algorithm__advantage='gigpo')
+  done = [made.collect(None, iteration) for iteration in range(3)]
+  assert [d.metrics['gigpo/anchored_fraction'] for d in done] == [0, 0.5, 0]
+  (note,) = done[0].notes
+  assert 'is grpo here' in note and 'names no state' in note
+  assert done[1].notes == done[2].notes == ()  # told once
+
+  made, _ = collector(scripts[4:], Naming(), algorithm__advantage='gigpo')
+  (note,) = made.collect(None, 0).notes
+  assert 'visited twice' in note and 'algorithm.similarity' in note
+  made, _ = collector(scripts[:2], Naming())
+  done = made.collect(None, 0)
+  assert not done.notes and 'gigpo/anchored_fraction' not in done.metrics
+
+
 def test_the_band_is_on_the_unshaped_metric_and_failures_do_not_count():
   scripts = ['wrong long', 'dead dead', 'right dead', MIXED, MIXED, MIXED]
   made, _ = collector(

@@ -22,10 +22,10 @@ from agent_rl_jax.types import (
 TASK = Task('t7', 'tool', (), {'answer': '42'})
 
 
-def turn(answer=None, error=None, oks=()):
+def turn(answer=None, error=None, oks=(), reward=0.0):
   results = tuple(ToolResult(f'c{i}', '', ok) for i, ok in enumerate(oks))
   action = Action('', answer=answer, error=error)
-  return Turn(0, 0, 1, 1, action, tool_results=results)
+  return Turn(0, 0, 1, 1, action, reward=reward, tool_results=results)
 
 
 def episode(*turns, status=Status.DONE, tokens=4):
@@ -55,6 +55,8 @@ def score_one(name, made):
         ('format', [turn(error='bad'), turn('1')], 0.0),
         ('execution', [turn(oks=[True, False]), turn(oks=[True, True])], 0.75),
         ('execution', [turn('1')], 0.0),
+        ('environment', [turn(reward=0.5), turn('1', reward=-0.25)], 0.25),
+        ('environment', [], 0.0),
         ('call_cost', [turn(oks=[True, False]), turn()], -2.0),
         ('length_cost', [turn()], -0.003),
     ],

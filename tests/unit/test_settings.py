@@ -268,6 +268,33 @@ def test_rows_of_older_policies_without_a_correction_are_warned_of(
   assert (words or 'episodes') in told
 
 
+WEIGHTED = {
+    'rewards__names': ('answer', 'environment'),
+    'rewards__weights': (1.0, 0.5),
+}
+
+
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({}, "give the reward 'environment' a weight"),
+        (
+            {**WEIGHTED, 'rewards__weights': (1.0, 0.0)},
+            "'environment' a weight",
+        ),
+        (WEIGHTED, 'env.call_reward=0'),
+        ({**WEIGHTED, 'env__call_reward': 0.2}, None),
+        ({'algorithm__advantage': 'grpo'}, None),
+    ],
+)
+def test_mt_grpo_without_turn_rewards_is_warned_of(changes, words):
+  told = settings.describe(
+      _resolve(**{'algorithm__advantage': 'mt_grpo', **changes})
+  )
+  assert told.count('warning') == (words is not None)
+  assert (words or 'episodes') in told
+
+
 def test_what_each_filter_reads_may_be_set():
   assert set(filters.READ) == set(filters.FILTERS)
   changed = {'value': 0.5, 'measure': 'sum', 'smallest': True, 'zeros': False}
