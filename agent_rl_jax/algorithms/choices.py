@@ -39,7 +39,15 @@ ESTIMATORS: dict[str, tuple[str, ...]] = {
     'turn_gae': ('gamma', 'lam', 'whiten', 'turn_rewards'),
     'turn_return': ('gamma', 'turn_rewards'),
     'mt_grpo': ('normalize_std', 'epsilon', 'turn_coef'),
-    'gigpo': ('normalize_std', 'epsilon', 'gamma', 'step_coef', 'pooled'),
+    'gigpo': (
+        'normalize_std',
+        'epsilon',
+        'gamma',
+        'turn_rewards',
+        'step_coef',
+        'similarity',  # read where the batch is made
+        'pooled',
+    ),
 }
 
 # reinforce's running baselines.

@@ -55,7 +55,9 @@ def test_an_estimator_asks_for_what_it_is_said_to_read(name):
     seen |= asked.names
     if name != 'reinforce':
       break
-  assert seen & _about('advantage') == set(choices.ESTIMATORS[name])
+  # States are compared before there is a batch (`collect.assemble`).
+  read = set(choices.ESTIMATORS[name]) - {'similarity'}
+  assert seen & _about('advantage') == read
 
 
 @pytest.mark.parametrize('name', losses.LOSSES)

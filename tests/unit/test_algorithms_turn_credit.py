@@ -177,7 +177,12 @@ def test_similar_states_are_one_anchor_when_asked():
       episode('3', (0.0, 0.0), (b's', b'corridor 2')),
   )
   for similarity, share in ((0.0, 0.5), (0.95, 0.5), (0.9, 1.0)):
-    batch = batch_of(pair, OUTCOME, algorithm__similarity=similarity)
+    batch = batch_of(
+        pair,
+        OUTCOME,
+        algorithm__advantage='gigpo',
+        algorithm__similarity=similarity,
+    )
     assert anchors.anchored_fraction(batch) == share
 
 

@@ -311,7 +311,7 @@ def test_what_each_filter_reads_may_be_set():
 SET = {
     'normalize_std': True, 'epsilon': 1e-3, 'gamma': 0.9, 'lam': 0.9,
     'high_gamma': 0.9, 'whiten': False, 'turn_rewards': False,
-    'turn_coef': 0.5, 'step_coef': 0.5, 'pooled': True,
+    'turn_coef': 0.5, 'step_coef': 0.5, 'similarity': 0.9, 'pooled': True,
     'component_weights': (2.0,), 'baseline': 'all', 'baseline_decay': 0.5,
     'baseline_window': 3, 'clip_low': 0.1, 'clip_high': 0.1, 'dual_clip': 3.0,
     'sapo_positive': 2.0, 'sapo_negative': 2.0, 'opsm_delta': 0.1,
