@@ -47,7 +47,7 @@ def _tiny(name, run_dir):
   config.rollout.chunk = 8
   config.rollout.max_action_tokens = 12
   config.rollout.max_episode_tokens = 36
-  config.rewards.names = ('even',)
+  config.rewards.names = ('even', *config.rewards.names[1:])
   config.rewards.metric = 'even'
   config.train.iterations = 2
   config.train.prompts = 4
