@@ -94,6 +94,8 @@ class Result:
     arm, seed: Which run.
     start: Accuracy of the cold start on the final held-out problems.
     accuracy: The same after RL.
+    training: Mean over iterations of the accuracy of what was sampled: how
+      fast it learned; None without a log.
     seconds: Of rollouts and updates.
     log: Its metrics.
   """
@@ -102,6 +104,7 @@ class Result:
   seed: int
   start: float
   accuracy: float
+  training: float | None
   seconds: float
   log: pathlib.Path
 
@@ -282,13 +285,15 @@ def _copy_start(source: pathlib.Path, target: pathlib.Path) -> None:
 def _result(key: tuple[str, int], folder: pathlib.Path) -> Result:
   summary = json.loads((folder / 'summary.json').read_text(encoding='utf-8'))
   seconds = summary['seconds']['after RL']
+  log = folder / 'rl' / 'metrics.jsonl'
   return Result(
       arm=key[0],
       seed=key[1],
       start=summary['accuracy']['cold start'],
       accuracy=summary['accuracy']['after RL'],
+      training=study.mean_of(log, 'episode/accuracy'),
       seconds=seconds['rollout'] + seconds['update'],
-      log=folder / 'rl' / 'metrics.jsonl',
+      log=log,
   )
 
 

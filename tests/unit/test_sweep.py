@@ -304,9 +304,12 @@ def _results(tmp_path):
     log = tmp_path / f'{arm}{seed}.jsonl'
     writer = writers.JsonlWriter(log)
     for step in range(4 + seed):
-      writer.write(step, {'episode/accuracy': step / 5 + seed / 10})
+      lead = 0.01 * (seed + 1) if arm == 'b' else 0.0
+      writer.write(step, {'episode/accuracy': step / 5 + seed / 10 + lead})
     writer.close()
-    made.append(sweep.Result(arm, seed, start, end, 10.0 * (seed + 1), log))
+    training = study.mean_of(log, 'episode/accuracy') if arm != 'c' else None
+    seconds = 10.0 * (seed + 1)
+    made.append(sweep.Result(arm, seed, start, end, training, seconds, log))
   return made
 
 
@@ -322,15 +325,20 @@ def test_the_table_marks_what_is_not_significant(tmp_path):
   assert lacking == {'c': [1, 2], 'never ran': [0, 1, 2]}
   lines = study.markdown(rows, 'a', 256, lacking).splitlines()
   assert lines[4].startswith(
-      '| a |  | 3 | 0.910 ± 0.010 | +0.710 ± 0.105 | 0.007 |  |  | 20 |'
+      '| a | 3 | 0.910 ± 0.010 | +0.710 ± 0.105 | 0.007 |  |  |'
+      ' 0.500 ± 0.200 |  |  | 20 |'
   )
   assert '`k=v`' in lines[5] and '-0.660' in lines[5]
-  assert '| 0.800 | +0.600 | – | -0.100 | – | 10 |' in lines[6]
+  # Leads of .01, .02 and .03: t = .02 / (.01 / sqrt 3) = 3.46.
+  assert '0.520 ± 0.210 | +0.020 ± 0.010 | 0.074 |' in lines[5]
+  assert '| 0.800 | +0.600 | – | -0.100 | – |  |  |  | 10 |' in lines[6]
   text = '\n'.join(lines)
   assert '(p >= 0.05, no p or no gain): b, c.' in text
   assert 'c (seed 1, 2), never ran (seed 0, 1, 2).' in lines[-1]
   assert 'Missing' not in study.markdown(rows, 'a', 256, {})
-  assert 'better than a: none; significantly worse: b.' in text
+  assert 'After RL significantly better than a: none;' in text
+  assert 'significantly worse: b.' in text
+  assert 'Over training significantly better than a: none;' in text
 
 
 def test_curves_are_means_and_extremes_over_seeds(tmp_path):

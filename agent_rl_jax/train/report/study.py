@@ -96,17 +96,24 @@ def summarize(
     changes: {arm: {key: value}}: what each arm changes.
   """
   runs = {(r.arm, r.seed): r for r in results}
+
+  def against(own: Sequence[Any], name: str) -> dict[str, Any] | None:
+    pairs = [
+        (getattr(r, name), getattr(runs[baseline, r.seed], name))
+        for r in own
+        if r.arm != baseline and (baseline, r.seed) in runs
+    ]
+    if not pairs or any(None in pair for pair in pairs):
+      return None
+    return dataclasses.asdict(paired([a - b for a, b in pairs]))
+
   rows = []
   for arm, changed in changes.items():
     own = [r for r in results if r.arm == arm]
     if not own:
       continue
-    against = [
-        r.accuracy - runs[baseline, r.seed].accuracy
-        for r in own
-        if arm != baseline and (baseline, r.seed) in runs
-    ]
     accuracy = [r.accuracy for r in own]
+    training = [r.training for r in own if r.training is not None]
     rows.append(
         {
             'arm': arm,
@@ -116,20 +123,18 @@ def summarize(
                     'seed': r.seed,
                     'cold_start': r.start,
                     'accuracy': r.accuracy,
+                    'training': r.training,
                     'seconds': r.seconds,
                 }
                 for r in own
             ],
-            'accuracy_mean': statistics.fmean(accuracy),
-            'accuracy_deviation': (
-                statistics.stdev(accuracy) if len(own) > 1 else None
-            ),
+            'accuracy': _mean_and_deviation(accuracy),
             'gain': dataclasses.asdict(
                 paired([r.accuracy - r.start for r in own])
             ),
-            'against_baseline': (
-                dataclasses.asdict(paired(against)) if against else None
-            ),
+            'against_baseline': against(own, 'accuracy'),
+            'training': _mean_and_deviation(training),
+            'training_against_baseline': against(own, 'training'),
             'seconds_mean': statistics.fmean(r.seconds for r in own),
         }
     )
@@ -147,9 +152,34 @@ def missing(
   return {arm: seeds for arm, seeds in lacking.items() if seeds}
 
 
-def _spread(mean: float, deviation: float | None, sign: bool = False) -> str:
-  text = f'{mean:+.3f}' if sign else f'{mean:.3f}'
-  return text if deviation is None else f'{text} ± {deviation:.3f}'
+def mean_of(log: str | os.PathLike, metric: str) -> float | None:
+  """Mean of a metric over the steps of a log; None where there is none."""
+  if not os.path.exists(log):
+    return None
+  _, values = read_series(log, (metric,)).get(metric, ((), ()))
+  return statistics.fmean(values) if values else None
+
+
+def _mean_and_deviation(values: Sequence[float]) -> dict[str, float | None]:
+  return {
+      'mean': statistics.fmean(values) if values else None,
+      'deviation': statistics.stdev(values) if len(values) > 1 else None,
+  }
+
+
+def _spread(of: Mapping[str, Any] | None, sign: bool = False) -> str:
+  """'mean ± deviation', as far as they are known."""
+  if of is None or of['mean'] is None:
+    return ''
+  text = f'{of["mean"]:+.3f}' if sign else f'{of["mean"]:.3f}'
+  if of['deviation'] is None:
+    return text
+  return f'{text} ± {of["deviation"]:.3f}'
+
+
+def _compared(of: Mapping[str, Any] | None) -> list[str]:
+  """The cells of a difference and its p."""
+  return ['', ''] if of is None else [_spread(of, sign=True), _p(of['p'])]
 
 
 def _p(value: float | None) -> str:
@@ -172,47 +202,51 @@ def markdown(
     problems: Of each evaluation.
     lacking: From `missing`.
   """
+  columns = ('Arm', 'Seeds', 'After RL', 'Gain', 'p', f'Against {baseline}')
+  columns += ('p', 'Over training', f'Against {baseline}', 'p', 'Seconds')
+  columns += ('Changes',)
   lines = [
-      f'Accuracy on {problems} held-out problems, greedy, mean ± standard'
-      ' deviation over seeds; p of a paired two-sided t test over seeds'
-      f' (gain over the cold start; difference to {baseline}). Seconds are of'
-      ' rollouts and updates.',
+      f'After RL: accuracy on {problems} held-out problems, greedy, mean ±'
+      ' standard deviation over seeds. Gain: over the cold start. Over'
+      ' training: mean over iterations of the accuracy of the sampled'
+      ' episodes, that is how fast it learned. p: of a paired two-sided t test'
+      ' over seeds. Seconds: of rollouts and updates.',
       '',
-      f'| Arm | Changes | Seeds | After RL | Gain | p | Against {baseline} | p'
-      ' | Seconds |',
-      '| --- | --- | --- | --- | --- | --- | --- | --- | --- |',
+      f'| {" | ".join(columns)} |',
+      '| --- ' * len(columns) + '|',
   ]
   for row in rows:
-    gain, against = row['gain'], row['against_baseline']
     changed = ', '.join(f'{k}={v}' for k, v in row['changes'].items())
     cells = [
         row['arm'],
-        f'`{changed}`' if changed else '',
         str(len(row['runs'])),
-        _spread(row['accuracy_mean'], row['accuracy_deviation']),
-        _spread(gain['mean'], gain['deviation'], sign=True),
-        _p(gain['p']),
-        _spread(against['mean'], against['deviation'], sign=True)
-        if against
-        else '',
-        _p(against['p']) if against else '',
+        _spread(row['accuracy']),
+        *_compared(row['gain']),
+        *_compared(row['against_baseline']),
+        _spread(row['training']),
+        *_compared(row['training_against_baseline']),
         f'{row["seconds_mean"]:.0f}',
+        f'`{changed}`' if changed else '',
     ]
     lines.append(f'| {" | ".join(cells)} |')
   flat = [row['arm'] for row in rows if not _improves(row['gain'])]
-  better, worse = [], []
-  for row in rows:
-    other = row['against_baseline']
-    if other and Paired(**other).significant:
-      (better if other['mean'] > 0 else worse).append(row['arm'])
   names = lambda arms: ', '.join(arms) if arms else 'none'
   lines += [
       '',
       f'Not significantly better than the cold start (p >= {LEVEL}, no p or no'
       f' gain): {names(flat)}.',
-      f'Significantly better than {baseline}: {names(better)}; significantly'
-      f' worse: {names(worse)}.',
   ]
+  for key, what in (
+      ('against_baseline', 'After RL'),
+      ('training_against_baseline', 'Over training'),
+  ):
+    told = [row for row in rows if row[key] and Paired(**row[key]).significant]
+    better = [row['arm'] for row in told if row[key]['mean'] > 0]
+    worse = [row['arm'] for row in told if row[key]['mean'] < 0]
+    lines.append(
+        f'{what} significantly better than {baseline}: {names(better)};'
+        f' significantly worse: {names(worse)}.'
+    )
   if lacking:
     told = ', '.join(
         f'{arm} (seed {", ".join(map(str, seeds))})'
