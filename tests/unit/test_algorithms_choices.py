@@ -1,5 +1,7 @@
 """What the tables say a choice reads is what its function asks of the options."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,14 @@ class Asked:
 
 def _about(choice):
   return set().union(*choices.READ[choice].values())
+
+
+def test_no_option_is_forgotten():
+  fields = {field.name for field in dataclasses.fields(AlgorithmOptions)}
+  listed = set().union(*map(_about, choices.READ))
+  # Read whatever the others are; value_clip is the critic's.
+  free = {'advantage', 'loss', 'aggregation', 'kl', 'correction', 'rejection'}
+  assert fields - listed == free | {'entropy_coef', 'value_clip'}
 
 
 @pytest.mark.parametrize('name', advantages.ADVANTAGES)
