@@ -8,6 +8,8 @@ import pytest
 
 from agent_rl_jax.algorithms import losses, value
 from agent_rl_jax.algorithms.options import LossOptions
+from agent_rl_jax.models.config import ModelConfig
+from agent_rl_jax.models.logprobs import hidden_logprobs
 
 pytestmark = pytest.mark.usefixtures('double')
 
@@ -294,3 +296,36 @@ def test_value_loss(name):
         expected['vf_clipfrac'],
         rtol=1e-6,
     )
+
+
+@pytest.mark.parametrize('name', cases.claim('verl/entropy'))
+def test_entropy(name):
+  """Through an identity head, which is float32: the hidden is the logits."""
+  expected = cases.CASES[name]['outputs']
+  real = lambda key: cases.number(cases.resolve(name, key))
+  # Our position t - 1 says the distribution of token t; there they are shifted.
+  logits = jnp.asarray(np.pad(real('logits'), ((0, 0), (0, 1), (0, 0))))
+  mask = np.pad(real('mask'), ((0, 0), (1, 0)))
+  rows, length, vocab = logits.shape
+  config = ModelConfig(vocab_size=vocab, width=vocab)
+  segment = jnp.ones((rows, length), jnp.int32)
+  nothing = np.zeros(mask.shape)
+  batch = cases.loss_batch(mask, nothing, nothing, dtype=jnp.float32)
+
+  def bonus(x):
+    logprobs, entropy = hidden_logprobs(
+        config, {'embed': {'table': jnp.eye(vocab)}}, x, segment, segment
+    )
+    mean, metrics = losses.policy_loss(
+        logprobs, entropy, batch, LossOptions(entropy_coef=1.0)
+    )
+    return -mean.value(), (entropy, metrics['policy/entropy'])
+
+  (total, (entropy, metric)), gradient = jax.value_and_grad(
+      bonus, has_aux=True
+  )(logits.astype(jnp.float32))
+  close = lambda *pair: cases.assert_close(*pair, name, jnp.float32)
+  close(entropy[:, 1:], expected['token_entropy'])
+  close(total, expected['entropy'])
+  close(metric.value(), expected['entropy'])
+  close(gradient[:, :-1], expected['grad_logits'])
