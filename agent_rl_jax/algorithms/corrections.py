@@ -4,7 +4,8 @@ Compares log-probs of the policy at the start of the update (old) with those
 that the sampler recorded, on whole rows and before packing.  Leaves out the
 ratio of new to old policy (`losses`) and OPSM, which reads it.  Invariants:
 weights are constants; tokens that were not sampled have a gap of 0 whatever
-placeholder they hold; metrics are there whether or not a correction applies.
+placeholder they hold; metrics are there whether or not a correction applies
+(the caller leaves all of it out where old log-probs are the sampler's own).
 """
 
 from __future__ import annotations
@@ -47,24 +48,33 @@ def _by_level(gap_BxT: Array, mask_BxT: Array, level: str) -> Array:
   return jnp.broadcast_to(row_B[:, None], gap_BxT.shape)
 
 
+def unbounded_weights(gap_BxT: Array, mask_BxT: Array, name: str) -> Array:
+  """What correction `name` bounds, [B, T]: the ratio of the token ('tis',
+
+  'icepop'), of the row's product ('_sequence'), or its geometric mean.
+  """
+  _, _, level = name.partition('_')
+  level = {'': 'token', 'sequence': 'sum', 'geometric': 'mean'}[level]
+  return jnp.where(mask_BxT, _exp(_by_level(gap_BxT, mask_BxT, level)), 0)
+
+
+def _bounded(weight_BxT: Array, name: str, low: float, high: float) -> Array:
+  if name.startswith('tis'):
+    return jnp.clip(weight_BxT, low, high)
+  inside_BxT = (weight_BxT >= low) & (weight_BxT <= high)
+  return jnp.where(inside_BxT, weight_BxT, 0)
+
+
 def importance_weights(
     gap_BxT: Array, mask_BxT: Array, name: str, low: float, high: float
 ) -> Array:
   """Weights [B, T] from gap = log old - log sampler, 0 off the mask.
 
   'tis*' clips the weight into [low, high] (Yao et al. 2025), 'icepop*' sets it
-  to 0 outside (Ling team 2025); of the token, of the row's product
-  ('_sequence'), or of its geometric mean ('_geometric').
+  to 0 outside (Ling team 2025); which weight: `unbounded_weights`.
   """
-  action, _, level = name.partition('_')
-  level = {'': 'token', 'sequence': 'sum', 'geometric': 'mean'}[level]
-  weight_BxT = _exp(_by_level(gap_BxT, mask_BxT, level))
-  if action == 'tis':
-    weight_BxT = jnp.clip(weight_BxT, low, high)
-  else:
-    inside_BxT = (weight_BxT >= low) & (weight_BxT <= high)
-    weight_BxT = jnp.where(inside_BxT, weight_BxT, 0)
-  return jnp.where(mask_BxT, weight_BxT, 0)
+  weight_BxT = unbounded_weights(gap_BxT, mask_BxT, name)
+  return jnp.where(mask_BxT, _bounded(weight_BxT, name, low, high), 0)
 
 
 def kept(
@@ -131,6 +141,7 @@ def correct(
 ) -> Correction:
   """Weights and kept tokens for a batch, with metrics under correction/.
 
+  changed_fraction is the share of tokens whose weight a bound changed.
   `weight` is None without a correction, `keep` without a rejection.  With
   rejection_denominator='original' rejected tokens get weight 0 and stay in
   `keep`; with 'kept' the caller takes them out of the action mask before
@@ -156,9 +167,11 @@ def correct(
         options.correction_low,
         options.correction_high,
     )
+    cut_BxT = weight_BxT != unbounded_weights(
+        gap_BxT, mask_BxT, options.correction
+    )
     if options.correction_normalize:
       weight_BxT = normalized_weights(weight_BxT, mask_BxT, options.correction)
-    cut_BxT = weight_BxT != _exp(gap_BxT)
     metrics['correction/changed_fraction'] = Mean(
         jnp.sum(cut_BxT & mask_BxT).astype(gap_BxT.dtype), tokens
     )
