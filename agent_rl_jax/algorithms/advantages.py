@@ -87,6 +87,33 @@ def reference_kl(
   )
 
 
+def kl_metrics(
+    batch: TrajectoryBatch,
+    scores: Scores,
+    state: dict | None,
+    options: AdvantageOptions,
+) -> dict[str, Mean]:
+  """The coefficient in force, and the KL that it takes off the rewards.
+
+  kl/coef of any KL; kl/reward, with the KL in the reward, is the mean of
+  KL(old, reference) over sampled tokens in nats, before the coefficient.
+  """
+  if options.kl == 'none':
+    return {}
+  one = jnp.ones((), jnp.float32)
+  coef = jnp.asarray(returns.kl_coef(state, options), jnp.float32)
+  metrics = {'kl/coef': Mean(coef, one)}
+  if options.kl_placement == 'reward':
+    mask_BxT = returns.sampled(batch)
+    gap_BxT = kl.kl_penalty(
+        scores.old_logprobs, scores.reference_logprobs, mask_BxT, options.kl
+    )
+    metrics['kl/reward'] = Mean(
+        jnp.sum(gap_BxT), jnp.sum(mask_BxT).astype(gap_BxT.dtype)
+    )
+  return metrics
+
+
 def group_metrics(batch: TrajectoryBatch) -> dict[str, Mean]:
   """Shares of groups without signal, and the reward's spread inside groups."""
   counted_B = returns.representatives(batch)

@@ -41,7 +41,8 @@ class KlOptions:
     kl: One of kl.KL_KINDS, or 'none'.
     kl_coef: Its coefficient; the first one if it adapts.
     kl_placement: 'loss', or 'reward' to take it off the token rewards.
-    kl_importance: Multiply the KL in the loss by the ratio to the old policy.
+    kl_importance: Multiply the KL in the loss by the ratio to the old policy;
+      k1 and k3, whose expected gradient then is the KL's.
     kl_adaptive: Move the coefficient towards `kl_target`.
     kl_target: Nats per token that the adaptive coefficient aims at.
     kl_horizon: Episodes over which it adapts.
@@ -62,10 +63,10 @@ class KlOptions:
     if self.kl_coef < 0:
       raise ValueError(f'kl_coef={self.kl_coef} cannot be negative')
     in_reward = self.kl_placement == 'reward'
-    if self.kl == 'k1' and not in_reward:
+    if self.kl == 'k1' and not in_reward and not self.kl_importance:
       raise ValueError(
-          "kl='k1' in the loss has an expected gradient of zero: use k2, k3 or "
-          "'k1+', or kl_placement='reward'"
+          "kl='k1' in the loss has an expected gradient of zero: use k2, k3, "
+          "'k1+' or kl_importance=True, or kl_placement='reward'"
       )
     if in_reward and self.kl.endswith('+'):
       raise ValueError(
@@ -77,8 +78,19 @@ class KlOptions:
           'kl_importance weighs the KL in the loss by the ratio; with '
           "kl_placement='reward' there is no ratio: set it to False"
       )
+    if self.kl_importance and self.kl not in ('none', 'k1', 'k3'):
+      raise ValueError(
+          f'kl_importance with kl={self.kl!r}: the ratio has a gradient too, '
+          "which makes the expected gradient that of the KL for 'k1' and 'k3' "
+          'alone: use one of them, or kl_importance=False'
+      )
     if self.kl_adaptive and self.kl == 'none':
       raise ValueError('kl_adaptive adapts nothing with kl=none: choose a kl')
+    if self.kl_adaptive and self.kl_coef == 0:
+      raise ValueError(
+          'kl_adaptive multiplies the coefficient, so kl_coef=0 stays 0: give '
+          'kl_coef a first value'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

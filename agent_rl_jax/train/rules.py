@@ -107,6 +107,16 @@ def _deadlines(s: Settings) -> str | None:
     )
 
 
+def _kl(s: Settings) -> str | None:
+  algorithm = s.algorithm
+  if algorithm.kl != 'none' and algorithm.kl_coef == 0:
+    return (
+        f'algorithm.kl={algorithm.kl!r} with algorithm.kl_coef=0 adds no KL but'
+        ' still scores every batch with the reference policy: set kl_coef'
+        " (0.001 to 0.05), or kl='none'"
+    )
+
+
 def _warmup(s: Settings) -> str | None:
   critic = s.critic.warmup_updates
   if s.total_updates and critic >= s.total_updates:
@@ -313,6 +323,7 @@ RULES: tuple[Callable[[Settings], str | None], ...] = (
     _greedy,
     _mesh_batches,
     _deadlines,
+    _kl,
     _warmup,
     _tokenizer,
     _code_tool,

@@ -82,6 +82,7 @@ REFUSED = {
         'kl_importance': True,
     },
     'adapts nothing': {'kl_adaptive': True},
+    'so kl_coef=0 stays 0': {'kl': 'k3', 'kl_adaptive': True, 'kl_coef': 0.0},
     'normalizes each reward component': {
         'advantage': 'gdpo',
         'kl': 'k1',

@@ -176,6 +176,7 @@ def test_derived_numbers():
          "component_weights=\\(1.0, 2.0\\) for rewards.names=\\('answer',\\)"),
         ({'algorithm__advantage': 'gdpo', 'rewards__weights': (0.0,)},
          'nothing but zeros'),
+        ({'algorithm__kl': 'k3'}, 'algorithm.kl_coef=0 adds no KL'),
         ({'optimizer__warmup': 50}, 'optimizer.warmup=50 is not below'),
         ({'tokenizer__path': 'x'}, 'is not used by tokenizer.kind='),
         ({'tokenizer__kind': 'bpe'}, 'needs tokenizer.path'),
