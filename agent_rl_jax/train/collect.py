@@ -155,6 +155,7 @@ class Collector:
     stats = sum((wave.stats for wave in waves[1:]), waves[0].stats)
     metrics = played.metrics() | stats.metrics(settings.rollout.slots)
     metrics |= watch.take() | _overlong_metrics(settings, scored)
+    metrics['collect/return_std'] = _return_std(waves)
     if self._greedy:
       metrics |= _greedy_metrics(join([wave.greedy for wave in waves]))
     missing = prompts - len(used) - len(replayed)
@@ -163,7 +164,6 @@ class Collector:
       metrics |= {
           'collect/waves': float(len(waves)),
           'collect/kept_fraction': _kept_fraction(waves),
-          'collect/return_std': _return_std(waves),
           'collect/surplus': float(len(left)),
           'collect/missing_groups': float(missing),
           'replay/size': float(len(self.kept.replay)),
@@ -358,8 +358,9 @@ def _kept_fraction(waves: Sequence[_Wave]) -> float:
 def _return_std(waves: Sequence[_Wave]) -> float:
   """Mean std of raw returns inside the groups played, kept or not.
 
-  As 'group/return_std' has it: of valid members, groups of more than one; 0
-  where there is none.
+  As 'group/return_std' has it, which is of the batch's returns, penalties for
+  length included: of valid members, groups of more than one; 0 where there is
+  none.
   """
   groups = [g for wave in waves for g in wave.groups if g.valid.sum() > 1]
   if not groups:

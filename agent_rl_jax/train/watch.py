@@ -26,6 +26,7 @@ SPREAD = 'group/return_std'
 PLAYED_SPREAD = 'collect/return_std'
 ENTROPY = 'policy/entropy'
 NORM = 'train/grad_norm'
+NONFINITE = 'train/nonfinite'
 REPETITION = 'episode/repetition'
 DEPENDENCE = 'episode/input_dependence'
 SUCCESS = 'episode/accuracy'
@@ -50,7 +51,8 @@ class WatchOptions:
     entropy_fraction: Warn of entropy below this share of its base.
     repetition_rise: Warn of repetition above its base by more than this.
     dependence_fraction: Warn of input dependence below this share of its base.
-    spike_factor: Warn of a gradient norm above so many times the median.
+    spike_factor: Warn of a gradient norm above so many times the median; one
+      that is not finite is above any.
     spike_window: Earlier steps of that median.
     solved: Accuracy from which less spread, entropy and dependence on the
       input are no sign of collapse.
@@ -150,12 +152,13 @@ class Watch:
     """
     options = self.options
     if PLAYED_SPREAD in metrics:
-      # A filter or replay decides what is in the batch; this is of all groups
-      # that the policy played.
+      # A filter or replay decides what is in the batch, and penalties for
+      # length differ where answers are all wrong; this is of the raw returns of
+      # all groups that the policy played.
       metrics = {**metrics, SPREAD: metrics[PLAYED_SPREAD]}
     values = {
         name: float(metrics[name])
-        for name in (*_BASED, NORM, SUCCESS, KEPT)
+        for name in (*_BASED, NORM, NONFINITE, SUCCESS, KEPT)
         if name in metrics and math.isfinite(metrics[name])
     }
     if SUCCESS in values:
@@ -301,6 +304,14 @@ class Watch:
     )
 
   def _spike(self, values) -> tuple[bool, int, str] | None:
+    if values.get(NONFINITE, 0.0) > 0:
+      return (
+          True,
+          1,
+          f'the gradient was not finite in {values[NONFINITE]:.2g} of the'
+          f" step's updates, which were skipped{self._recent()}; a lower rate,"
+          ' tighter clipping or a look at the rewards may help',
+      )
     window = min(self.options.spike_window, self.options.base_steps)
     if NORM not in values or len(self._norms) < window:
       return None

@@ -41,7 +41,8 @@ def test_without_a_filter_it_is_one_wave_of_ordered_names():
     np.testing.assert_array_equal(done.batch.weight, 1)
     assert done.batch.baseline is None and not done.notes
     assert done.batch.fresh is None
-    assert not [m for m in done.metrics if m.startswith(('collect', 'replay'))]
+    told = [m for m in done.metrics if m.startswith(('collect', 'replay'))]
+    assert told == ['collect/return_std']
   assert engine.waves == 3
 
 
@@ -284,6 +285,14 @@ def test_overlong_shaping_and_masking():
   np.testing.assert_allclose(
       made.collect(None, 0).batch.returns, [0.5, -0.5] * 2
   )
+
+
+def test_penalties_for_length_are_no_spread_of_raw_returns():
+  """All wrong, and only one of each group is long."""
+  made, _ = collector(['wrong long'] * 2, overlong__penalty=0.5)
+  done = made.collect(None, 0)
+  np.testing.assert_allclose(done.batch.returns, [0, -0.5] * 2)
+  assert done.metrics['collect/return_std'] == 0
 
 
 def test_replay_fills_its_share_and_spares_rollouts():

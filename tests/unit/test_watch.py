@@ -120,6 +120,18 @@ def test_a_spike_is_told_at_once_and_does_not_move_its_own_median():
   assert not _told([_step(grad_norm=0.0)] * 9 + [_step(grad_norm=9.0)])[0]
 
 
+def test_a_gradient_that_is_not_finite_is_a_spike():
+  """Skipped for that reason, at once; not where a filter left nothing."""
+  skip = _step(grad_norm=0.0) | {'train/skipped': 1.0}
+  assert not _told([_step()] * 3 + [skip | {'train/nonfinite': 0.0}] * 9)[0]
+  some = _step() | {'train/nonfinite': 0.25}
+  told, watch = _told([_step()] + [some] * 2 + [_step()] * 4)
+  assert [i for i, _ in told] == [1]
+  assert 'not finite in 0.25 of the' in told[0][1]
+  # Its norm, of the other updates, does not count twice; a spike still does.
+  assert watch.told == () and watch.step(_step(grad_norm=9.0))
+
+
 def test_a_start_without_any_signal_is_told():
   told, watch = _told([_step(return_std=0.0, accuracy=0.0)] * 9)
   assert [i for i, _ in told] == [3]
