@@ -1,7 +1,8 @@
 """Device pytrees that cross between rollout, algorithms and training.
 
 Left aligned, index equals position; `logprobs[b, t]` belongs to
-`tokens[b, t]`.  No behaviour lives here but the arithmetic of `Mean`.
+`tokens[b, t]`.  No behaviour lives here but the arithmetic of `Mean` and
+`Extreme`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 
@@ -30,6 +32,32 @@ class Mean:
         0.0,
         self.total / jnp.where(self.count == 0, 1, self.count),
     )
+
+
+@flax.struct.dataclass
+class Extreme:
+  """The largest of some numbers, or with sign -1 the smallest.
+
+  `+` takes what is more extreme, so that it is made over micro-batches and
+  updates as sums are.
+
+  Attributes:
+    largest: float [], of sign * x; -inf while there is no x.
+    sign: 1 or -1.
+  """
+
+  largest: Array
+  sign: int = flax.struct.field(pytree_node=False, default=1)
+
+  def __add__(self, other: Extreme) -> Extreme:
+    # Numbers that were fetched stay on the host, where nothing is compiled.
+    host = isinstance(self.largest, (np.ndarray, np.generic))
+    maximum = np.maximum if host else jnp.maximum
+    return self.replace(largest=maximum(self.largest, other.largest))
+
+  def value(self) -> Array:
+    """The extreme, and 0 of nothing."""
+    return jnp.where(jnp.isneginf(self.largest), 0.0, self.sign * self.largest)
 
 
 @flax.struct.dataclass
@@ -131,7 +159,10 @@ class LossBatch:
       (`aggregate.token_weights`); None stands for `weight`.
     correction: float32, detached weight for a sampler that differs from the
       trainer (`corrections`), or None.
-    value_mask: bool, tokens whose value is trained, or None for all of mask.
+    value_weight, value_denominator: float32, those of the value loss where
+      not every token's value is trained; None stands for the policy loss's.
+    own: bool, sampled by the policy that the rollout batch's first update
+      starts from, or None for all of mask.
   """
 
   tokens: Array
@@ -149,4 +180,6 @@ class LossBatch:
   old_values: Array | None = None
   denominator: Array | None = None
   correction: Array | None = None
-  value_mask: Array | None = None
+  value_weight: Array | None = None
+  value_denominator: Array | None = None
+  own: Array | None = None

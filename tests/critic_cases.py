@@ -79,7 +79,7 @@ def packed(size, micro_batch, packing=True, turn_starts=True, part=None):
       batch.length, batch.weight, np.ones(ROWS, bool), **shape, packing=packing
   )
   where = {} if part is None else {'part': part}
-  make = make_pack(aggregation='seq-mean-token-mean', **shape, **where)
+  make = make_pack(aggregation='token-mean', **shape, **where)
   out = make(plan, batch, *with_values(batch, turn_starts))
   return out, plan.num_micro
 

@@ -2,7 +2,8 @@
 
 LOSSES[name](logprobs, batch, options) gives the policy term alone;
 `policy_loss` adds the KL to the reference and the entropy bonus.  Both give a
-Mean whose total and count are summed over micro-batches, then divided once.
+Mean whose total and count are summed over micro-batches, then divided once;
+metrics are Means and Extremes, so they do not depend on the split either.
 
 Leaves out how rows are weighed (`aggregate`) and the value loss (`value`).
 Invariants: advantages, old log-probs and corrections are constants; nothing
@@ -20,10 +21,10 @@ import jax.numpy as jnp
 from agent_rl_jax.algorithms import kl as kl_lib
 from agent_rl_jax.algorithms import masked
 from agent_rl_jax.algorithms.options import LossOptions
-from agent_rl_jax.batch import LossBatch, Mean
+from agent_rl_jax.batch import Extreme, LossBatch, Mean
 
 Array = jax.Array
-Metrics = dict[str, Mean]
+Metrics = dict[str, Mean | Extreme]
 Loss = Callable[[Array, LossBatch, LossOptions], tuple[Mean, Metrics]]
 
 
@@ -95,15 +96,10 @@ def _token_mean(x_BxT: Array, batch: LossBatch) -> Mean:
   )
 
 
-def _row_mean_of(extreme, empty, x_BxT: Array, batch: LossBatch) -> Mean:
-  """Mean over bins of an extreme of x, which unlike it can be summed."""
-  active_BxT = _active(batch)
-  value_B = extreme(jnp.where(active_BxT, x_BxT, empty), axis=1)
-  some_B = jnp.any(active_BxT, axis=1)
-  return Mean(
-      masked.masked_sum(jax.lax.stop_gradient(value_B), some_B),
-      jnp.sum(some_B).astype(value_B.dtype),
-  )
+def _extreme(x_BxT: Array, batch: LossBatch, sign: int) -> Extreme:
+  """The largest x of a counted token, or with sign -1 the smallest."""
+  x_BxT = sign * jax.lax.stop_gradient(masked.real(x_BxT))
+  return Extreme(jnp.max(jnp.where(_active(batch), x_BxT, -jnp.inf)), sign)
 
 
 def _ratio_metrics(log_ratio_BxT: Array, batch: LossBatch) -> Metrics:
@@ -111,8 +107,8 @@ def _ratio_metrics(log_ratio_BxT: Array, batch: LossBatch) -> Metrics:
   return {
       'policy/approx_kl': _token_mean(-log_ratio_BxT, batch),
       'policy/ratio': _token_mean(ratio_BxT, batch),
-      'policy/ratio_max': _row_mean_of(jnp.max, -jnp.inf, ratio_BxT, batch),
-      'policy/ratio_min': _row_mean_of(jnp.min, jnp.inf, ratio_BxT, batch),
+      'policy/ratio_max': _extreme(ratio_BxT, batch, 1),
+      'policy/ratio_min': _extreme(ratio_BxT, batch, -1),
   }
 
 

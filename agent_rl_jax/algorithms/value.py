@@ -1,8 +1,8 @@
 """The critic's loss.
 
 Leaves out the critic itself (`models/value.py`) and its targets (`gae`,
-`turns`).  Invariant: tokens outside `value_mask`, where there is one, train no
-value and are not counted.
+`turns`).  Invariant: tokens whose value is not trained have no part in the
+loss, neither in its sum nor in what that is divided by.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ from agent_rl_jax.batch import (
 Array = jax.Array
 
 
+def _weights(batch: LossBatch) -> tuple[Array, Array]:
+  """Weight and denominator of each token in the value loss."""
+  weight_BxT, denominator_BxT = batch.weight, batch.denominator
+  if batch.value_weight is not None:
+    weight_BxT, denominator_BxT = batch.value_weight, batch.value_denominator
+  if denominator_BxT is None:
+    denominator_BxT = weight_BxT
+  return weight_BxT, denominator_BxT
+
+
 def _trained(batch: LossBatch) -> Array:
   """bool: tokens whose value is trained."""
-  trained_BxT = batch.mask & (batch.weight != 0)
-  if batch.value_mask is not None:
-    trained_BxT = trained_BxT & batch.value_mask
-  return trained_BxT
+  return batch.mask & (_weights(batch)[0] != 0)
 
 
 def loss_count(batch: LossBatch) -> Array:
   """What the value loss is divided by: its tokens' denominators, summed."""
-  denominator = batch.weight if batch.denominator is None else batch.denominator
-  return masked.masked_sum(denominator, _trained(batch))
+  return masked.masked_sum(_weights(batch)[1], _trained(batch))
 
 
 def value_loss(
@@ -42,7 +48,9 @@ def value_loss(
 ) -> tuple[Mean, dict[str, Mean]]:
   """max((V - R)^2, (clip(V, V_old +- value_clip) - R)^2) / 2, aggregated.
 
-  The clipped value loss of PPO's reference code; targets are constants.
+  The clipped value loss of PPO's reference code; targets are constants.  The
+  aggregation is the policy loss's, over the tokens whose value is trained: a
+  row's mean, say, is that of its turn starts where only they have a value.
 
   Args:
     values_BxT: New values, in units of the return.
@@ -83,7 +91,7 @@ def value_loss(
         jnp.sum(worse_BxT).astype(values_BxT.dtype), count
     )
     error_BxT = jnp.maximum(error_BxT, clipped_BxT)
-  weight_BxT = chosen(batch.weight)
+  weight_BxT = chosen(_weights(batch)[0])
   loss = Mean(jnp.sum(weight_BxT * error_BxT) / 2, loss_count(batch))
   metrics['value/prediction'] = Mean(jnp.sum(values_BxT), count)
   metrics['value/target'] = Mean(jnp.sum(targets_BxT), count)

@@ -17,7 +17,7 @@ import numpy as np
 
 from agent_rl_jax.algorithms import advantages as advantages_lib
 from agent_rl_jax.algorithms import corrections, returns, value
-from agent_rl_jax.batch import Mean, Scores, TrajectoryBatch
+from agent_rl_jax.batch import Extreme, Mean, Scores, TrajectoryBatch
 from agent_rl_jax.train import metrics as metrics_lib
 from agent_rl_jax.train.collect import Collected, assemble
 from agent_rl_jax.train.evaluate import Scored
@@ -37,6 +37,16 @@ from agent_rl_jax.train.state import (
     trainable_axes,
 )
 from agent_rl_jax.train.update import Update
+
+# Of what losses report, told of an iteration's last update by itself too: in
+# the first all ratios are one, which dilutes the means over updates.
+LAST_UPDATE = (
+    'clip_fraction',
+    'dual_clip_fraction',
+    'approx_kl',
+    'ratio_max',
+    'ratio_min',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +113,11 @@ class Trainer:
         critic_grad_norm=settings.critic_optimizer.max_grad_norm,
         part=parts.train_part,
     )
-    self._prepare = jax.jit(functools.partial(_prepare, algorithm))
+    self._prepare = jax.jit(
+        functools.partial(
+            _prepare, algorithm, train.old_logprobs == 'recompute'
+        )
+    )
 
   def init(self, params: Any) -> tuple[TrainState, dict]:
     """(train state, estimator state) at step 0, from given parameters."""
@@ -208,16 +222,22 @@ class Trainer:
 
   def _updates(
       self, state, batch, scores, advantages, correction, host, iteration, coef
-  ) -> tuple[TrainState, dict[str, Mean]]:
-    """Epochs of mini-batches of whole groups, in a named permutation."""
+  ) -> tuple[TrainState, dict[str, Mean | Extreme]]:
+    """Epochs of mini-batches of whole groups, in a named permutation.
+
+    Sums and extremes are over all updates; 'last_update/...' is of the last
+    that had tokens.
+    """
     train = self.train
-    total: dict[str, Mean] = {}
+    total: dict[str, Mean | Extreme] = {}
+    last: dict[str, Mean | Extreme] = {}
     groups = np.arange(train.prompts)
     trained = np.unique(host.group[host.weight > 0])
     if self.parts.settings.filter.name != 'none' and trained.size:
       # What a filter left is spread evenly; nothing at all is skipped updates.
       groups = trained
-    stale = (host.weight > 0) & (host.policy_version[:, 0] != iteration)
+    # Surplus and replayed rows are an earlier policy's.
+    own = host.policy_version[:, 0] == iteration
     for chosen in minibatch_plan(
         groups,
         train.epochs,
@@ -235,18 +255,29 @@ class Trainer:
           lengths=host.length,
           weights=host.weight,
           chosen=rows,
+          own=own,
           kl_coef=coef,
       )
       sums = jax.device_get(sums)
+      gap = {
+          name: sums.pop(name)
+          for name in ('policy/logprob_gap', 'policy/logprob_gap_max')
+          if name in sums
+      }
       first = not total and train.old_logprobs == 'sampler'
-      if first and not (stale & rows).any():
-        # The first update of a rollout batch sees the sampler's own weights,
-        # but for surplus and replayed rows: their gap is staleness.
-        for name in ('', '_max'):
-          sums[f'policy/logprob_gap{name}'] = sums[f'policy/drift{name}']
+      if first and gap and gap['policy/logprob_gap'].count:
+        # The first update sees the weights that sampled the batch; where none
+        # of its rows are this policy's, nothing was measured.
+        sums |= gap
+      if not last or sums['train/loss'].count:
+        last = {
+            f'last_update/{name}': sums[f'policy/{name}']
+            for name in LAST_UPDATE
+            if f'policy/{name}' in sums
+        }
       for name, mean in sums.items():
         total[name] = total[name] + mean if name in total else mean
-    return state, total
+    return state, total | last
 
   def _scores(
       self, state: TrainState, batch: TrajectoryBatch
@@ -275,11 +306,16 @@ def trained_tokens(batch: TrajectoryBatch) -> int:
   return int(batch.length[batch.weight > 0].sum())
 
 
-def _prepare(options, batch, scores, carried):
+def _prepare(options, recomputed, batch, scores, carried):
   """Compiled: (advantages, correction, batch without rejected, sums)."""
   result = advantages_lib.estimate(batch, scores, carried, options)
-  fix = corrections.correct(batch, scores, options)
-  sums = advantages_lib.group_metrics(batch) | fix.metrics
+  sums = advantages_lib.group_metrics(batch)
+  sums |= advantages_lib.kl_metrics(batch, scores, carried, options)
+  fix = corrections.Correction(None, None, {})
+  if recomputed:
+    # The sampler's own log-probs as the old ones would agree with themselves.
+    fix = corrections.correct(batch, scores, options)
+    sums |= fix.metrics
   if scores.values is not None:
     sums['value/explained_variance'] = value.explained_variance(
         batch, scores, result

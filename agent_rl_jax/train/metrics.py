@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import resource
 import sys
 import threading
@@ -19,16 +20,20 @@ import jax
 import numpy as np
 
 from agent_rl_jax import types
-from agent_rl_jax.batch import Mean
+from agent_rl_jax.batch import Extreme, Mean
 
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
-def finalize(metrics: Mapping[str, Mean]) -> dict[str, float]:
-  """Divides every sum by its count, in one fetch; 0 where the count is 0."""
+def finalize(metrics: Mapping[str, Mean | Extreme]) -> dict[str, float]:
+  """Divides every sum by its count, in one fetch; 0 where nothing counted."""
   fetched = jax.device_get(dict(metrics))
   out = {}
   for name, mean in fetched.items():
+    if isinstance(mean, Extreme):
+      largest = float(mean.largest)
+      out[name] = 0.0 if largest == -math.inf else mean.sign * largest
+      continue
     count = float(mean.count)
     out[name] = float(mean.total) / count if count else 0.0
   return out

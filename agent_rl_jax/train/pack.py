@@ -34,12 +34,14 @@ class PackPlan:
     bin: int32 [B], bin of each row; -1 for rows that are left out.
     start: int32 [B], the row's first position in its bin.
     chosen: bool [B], rows of the mini-batch.
+    own: bool [B], rows that the current policy sampled.
     num_micro: int32 [], micro-batches that hold at least one row.
   """
 
   bin: Array
   start: Array
   chosen: Array
+  own: Array
   num_micro: Array
 
 
@@ -109,10 +111,12 @@ def plan_pack(
     micro_batch: int,
     num_micro: int,
     packing: bool = True,
+    own_B: np.ndarray | None = None,
 ) -> PackPlan:
   """Plans one mini-batch: `chosen_B` rows into num_micro * micro_batch bins.
 
   Rows of weight 0 are left out: they would cost a forward pass for nothing.
+  `own_B` tells the rows of the current policy, None for all.
   Raises ValueError when the bins do not suffice, which `max_micro` rules out.
   """
   keep = np.asarray(chosen_B) & (np.asarray(weight_B) > 0)
@@ -126,6 +130,7 @@ def plan_pack(
       bin=bins,
       start=starts,
       chosen=np.asarray(chosen_B, bool),
+      own=np.ones(keep.shape, bool) if own_B is None else np.asarray(own_B),
       num_micro=np.int32(-(-used // micro_batch)),
   )
 
@@ -216,13 +221,23 @@ def pack(
   # The first token of a row has no log-prob: nothing predicts it.
   mask_BxT = batch.action_mask & inside_BxT
   mask_BxT = mask_BxT.at[:, 0].set(False)
-  weight_BxT, denominator_BxT = token_weights(
-      mask_BxT,
-      jnp.where(plan.chosen, batch.weight, 0.0),
-      batch.group,
-      aggregation,
-      norm_length,
-  )
+
+  def weights(mask_BxT: Array) -> tuple[Array, Array]:
+    return token_weights(
+        mask_BxT,
+        jnp.where(plan.chosen, batch.weight, 0.0),
+        batch.group,
+        aggregation,
+        norm_length,
+    )
+
+  weight_BxT, denominator_BxT = weights(mask_BxT)
+  value_weight_BxT = value_denominator_BxT = None
+  if advantages.value_mask is not None:
+    # Rows and groups have fewer tokens with a value than tokens.
+    value_weight_BxT, value_denominator_BxT = weights(
+        mask_BxT & advantages.value_mask
+    )
 
   def cut(x: Array) -> Array:
     x = x.reshape(num_micro, micro_batch, size)
@@ -250,7 +265,9 @@ def pack(
       reference_logprobs=lay(scores.reference_logprobs),
       value_targets=lay(advantages.value_targets),
       old_values=lay(scores.values),
-      value_mask=lay(advantages.value_mask),
+      value_weight=lay(value_weight_BxT),
+      value_denominator=lay(value_denominator_BxT),
+      own=cut(filled & plan.own[row]),
   )
 
 

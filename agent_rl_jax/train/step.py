@@ -3,9 +3,9 @@
 One function for RL and SFT, with and without a critic, for one device and for
 a mesh.  Leaves out what the losses are (`algorithms`) and how rows were packed.
 Invariants: gradients, losses and metrics are sums over micro-batches, divided
-once, each loss by its own count, so the result does not depend on how tokens
-are split; an update whose gradient is not finite leaves parameters and
-optimizer state as they were and is counted.
+once, each loss by its own count, or extremes over all of them, so the result
+does not depend on how tokens are split; an update whose gradient is not finite
+leaves parameters and optimizer state as they were and is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import optax
 from agent_rl_jax.algorithms.losses import policy_loss
 from agent_rl_jax.algorithms.options import LossOptions
 from agent_rl_jax.algorithms.value import loss_count, value_loss
-from agent_rl_jax.batch import LossBatch, Mean
+from agent_rl_jax.batch import Extreme, LossBatch, Mean
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.models.value import logprobs_and_values
 from agent_rl_jax.parallel.rules import Partition
@@ -29,18 +29,42 @@ from agent_rl_jax.train.options import CriticOptions
 from agent_rl_jax.train.state import TrainState, state_shardings, trainable_axes
 
 Array = jax.Array
-Metrics = dict[str, Mean]
+Metrics = dict[str, Mean | Extreme]
 TrainStep = Callable[
     [TrainState, LossBatch, Array, Array], tuple[TrainState, Metrics]
 ]
 
 
-def _gap(logprobs: Array, micro: LossBatch) -> tuple[Mean, Array]:
-  """|trainer - sampler| on counted tokens: its mean and its maximum."""
-  active = micro.mask & (micro.weight != 0)
+def drift_metrics(logprobs: Array, micro: LossBatch) -> Metrics:
+  """|trainer - sampler| log-prob, its mean and its maximum.
+
+  'policy/drift' is of counted tokens, 'policy/logprob_gap' of those among them
+  that are `own`: in the first update of a rollout batch both sides have the
+  same weights there, so that it is what the two implementations differ by.
+  """
+  counted = micro.mask & (micro.weight != 0)
   gap = jnp.abs(jax.lax.stop_gradient(logprobs) - micro.sampler_logprobs)
-  gap = jnp.where(active, gap, 0.0)
-  return Mean(jnp.sum(gap), jnp.sum(active, dtype=jnp.float32)), jnp.max(gap)
+  own = counted if micro.own is None else counted & micro.own
+  metrics = {}
+  for name, mask in (('drift', counted), ('logprob_gap', own)):
+    metrics[f'policy/{name}'] = Mean(
+        jnp.sum(jnp.where(mask, gap, 0.0)), jnp.sum(mask, dtype=jnp.float32)
+    )
+    metrics[f'policy/{name}_max'] = Extreme(
+        jnp.max(jnp.where(mask, gap, -jnp.inf))
+    )
+  return metrics
+
+
+def _nothing(metrics: Metrics) -> Metrics:
+  """What sums and extremes of no micro-batch are; from shapes alone."""
+  fill = lambda metric: -jnp.inf if isinstance(metric, Extreme) else 0
+  return {
+      name: jax.tree.map(
+          lambda x, m=metric: jnp.full(x.shape, fill(m), x.dtype), metric
+      )
+      for name, metric in metrics.items()
+  }
 
 
 def _value_scale(batch: LossBatch, num_micro: Array, coef: float) -> Array:
@@ -52,7 +76,7 @@ def _value_scale(batch: LossBatch, num_micro: Array, coef: float) -> Array:
   read = jnp.arange(batch.tokens.shape[0]) < num_micro
   batch = batch.replace(mask=batch.mask & read[:, None, None])
   count = loss_count(batch)
-  whole = loss_count(batch.replace(value_mask=None))
+  whole = loss_count(batch.replace(value_weight=None, value_denominator=None))
   return jnp.where(
       count > 0, coef * whole / jnp.where(count > 0, count, 1), 0.0
   )
@@ -65,14 +89,14 @@ def make_gradient(
     temperature: float = 1.0,
     critic: CriticOptions = CriticOptions(),  # noqa: B008 (frozen)
     part: Partition = Partition(),  # noqa: B008 (frozen)
-) -> Callable[..., tuple[Any, Metrics, dict[str, Array]]]:
-  """Builds `(trainable, batch, num_micro, kl_coef) -> (gradient, ...)`.
+) -> Callable[..., tuple[Any, Metrics]]:
+  """Builds `(trainable, batch, num_micro, kl_coef) -> (gradient, metrics)`.
 
   The gradient is that of total / count over the first `num_micro`
   micro-batches, accumulated in float32; with a critic, that of the policy
-  loss plus value_coef times the value loss.  Returns (gradient, metrics,
-  maxima); metrics['train/loss'] holds the policy loss and
-  metrics['value/loss'] the other.  Arguments as in `make_train_step`.
+  loss plus value_coef times the value loss.  metrics['train/loss'] holds the
+  policy loss and metrics['value/loss'] the other.  Arguments as in
+  `make_train_step`.
   """
   sampled = options.loss != 'sft'
 
@@ -88,17 +112,15 @@ def make_gradient(
         part,
     )
     mean, metrics = policy_loss(logprobs, entropy, micro, options, kl_coef)
-    total, metrics, maxima = mean.total, dict(metrics), {}
+    total, metrics = mean.total, dict(metrics)
     metrics['train/loss'] = jax.lax.stop_gradient(mean)
     if values is not None:
       mean, more = value_loss(values, micro, options)
       total = total + value_scale * mean.total
       metrics |= more | {'value/loss': jax.lax.stop_gradient(mean)}
     if sampled:
-      gap, worst = _gap(logprobs, micro)
-      metrics['policy/drift'] = gap
-      maxima['policy/drift_max'] = worst
-    return total, (metrics, maxima)
+      metrics |= drift_metrics(logprobs, micro)
+    return total, metrics
 
   def gradient(trainable, batch: LossBatch, num_micro, kl_coef):
     pin = lambda grads: grads
@@ -112,30 +134,26 @@ def make_gradient(
 
     def micro_gradient(i):
       micro = jax.tree.map(lambda x: x[i], batch)
-      (_, aux), grads = jax.value_and_grad(micro_loss, has_aux=True)(
+      (_, metrics), grads = jax.value_and_grad(micro_loss, has_aux=True)(
           trainable, micro, kl_coef, value_scale
       )
-      return jax.tree.map(lambda g: g.astype(jnp.float32), grads), aux
+      return jax.tree.map(lambda g: g.astype(jnp.float32), grads), metrics
 
     def body(i, carry):
-      grads, metrics, maxima = carry
-      more, (more_metrics, more_maxima) = micro_gradient(i)
-      add = lambda a, b: jax.tree.map(jnp.add, a, b)
+      grads, metrics = carry
+      more, more_metrics = micro_gradient(i)
       return (
-          pin(add(grads, more)),
-          add(metrics, more_metrics),
-          jax.tree.map(jnp.maximum, maxima, more_maxima),
+          pin(jax.tree.map(jnp.add, grads, more)),
+          {name: metrics[name] + more_metrics[name] for name in metrics},
       )
 
-    grads, (metrics, maxima) = jax.eval_shape(micro_gradient, 0)
-    zeros = lambda tree: jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), tree
-    )
-    carry = (pin(zeros(grads)), zeros(metrics), zeros(maxima))
-    grads, metrics, maxima = jax.lax.fori_loop(0, num_micro, body, carry)
+    grads, metrics = jax.eval_shape(micro_gradient, 0)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), grads)
+    carry = (pin(zeros), _nothing(metrics))
+    grads, metrics = jax.lax.fori_loop(0, num_micro, body, carry)
     count = metrics['train/loss'].count
     scale = jnp.where(count > 0, 1 / jnp.where(count > 0, count, 1), 0.0)
-    return jax.tree.map(lambda g: g * scale, grads), metrics, maxima
+    return jax.tree.map(lambda g: g * scale, grads), metrics
 
   return gradient
 
@@ -192,10 +210,10 @@ def make_train_step(
     part: Mesh and rules; pins the sharding of every output.
 
   Returns:
-    The step.  Metrics are Means: those of the loss, 'train/loss',
+    The step.  Metrics are Means and Extremes: those of the loss, 'train/loss',
     'train/grad_norm' (before the clip; finite ones), 'train/clipped',
-    'train/skipped', 'policy/drift' and its maximum (Mean of count 1): how far
-    the current policy's log-probs are from the sampler's.  With a critic
+    'train/skipped' (nothing moved), 'train/nonfinite' (for that reason), and
+    those of `drift_metrics`.  With a critic
     those of the value loss too, 'value/loss', 'value/grad_norm' and
     'value/clipped'.  While the critic warms up the policy and the state of its
     optimizer keep every bit, and its gradient is a metric alone.
@@ -208,9 +226,7 @@ def make_train_step(
     limits['critic'] = critic_grad_norm
 
   def step(state: TrainState, batch: LossBatch, num_micro, kl_coef):
-    grads, metrics, maxima = gradient(
-        state.trainable, batch, num_micro, kl_coef
-    )
+    grads, metrics = gradient(state.trainable, batch, num_micro, kl_coef)
     norms = {name: optax.tree.norm(grads[name]) for name in limits}
     finite = functools.reduce(
         jnp.logical_and, map(jnp.isfinite, norms.values())
@@ -234,13 +250,13 @@ def make_train_step(
     skipped = ~functools.reduce(jnp.logical_or, apply.values())
     one = jnp.ones((), jnp.float32)
     number = lambda flag: flag.astype(jnp.float32)
-    metrics |= {name: Mean(value, one) for name, value in maxima.items()}
     for name, area in (('policy', 'train'), ('critic', 'value')):
       if name in limits:
         norm = jnp.where(finite, norms[name], 0)
         metrics[f'{area}/grad_norm'] = Mean(norm, number(finite))
         metrics[f'{area}/clipped'] = Mean(number(clipped[name]), one)
     metrics['train/skipped'] = Mean(number(skipped), one)
+    metrics['train/nonfinite'] = Mean(number(~finite), one)
     return (
         state.replace(
             step=state.step + 1,

@@ -15,7 +15,13 @@ import numpy as np
 import optax
 
 from agent_rl_jax.algorithms.options import LossOptions
-from agent_rl_jax.batch import Advantages, Mean, Scores, TrajectoryBatch
+from agent_rl_jax.batch import (
+    Advantages,
+    Extreme,
+    Mean,
+    Scores,
+    TrajectoryBatch,
+)
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.parallel.rules import Partition
 from agent_rl_jax.train import pack as pack_lib
@@ -109,14 +115,16 @@ class Update:
       lengths: np.ndarray,
       weights: np.ndarray,
       chosen: np.ndarray,
+      own: np.ndarray | None = None,
       kl_coef: Any = 0.0,
-  ) -> tuple[TrainState, dict[str, Mean]]:
+  ) -> tuple[TrainState, dict[str, Mean | Extreme]]:
     """One update on the rows that are `chosen`.
 
     Args:
       state: Donated.
       batch, scores, advantages, correction: On the devices.
       lengths, weights, chosen: [B] host copies that the packing plan needs.
+      own: bool [B], rows that the current policy sampled; None for all.
       kl_coef: Coefficient of the KL in the loss.
 
     Raises:
@@ -125,7 +133,13 @@ class Update:
     used = np.where(chosen & (weights > 0), lengths, 0)
     size = pack_lib.bin_length(used, self._buckets)
     plan = pack_lib.plan_pack(
-        lengths, weights, chosen, size, self._micro_batch, self._num_micro
+        lengths,
+        weights,
+        chosen,
+        size,
+        self._micro_batch,
+        self._num_micro,
+        own_B=own,
     )
     plan = self.put(plan)
     packed = self._pack[size](plan, batch, scores, advantages, correction)

@@ -64,7 +64,7 @@ def _batch(batch, size=24, micro_batch=2, packing=True):
 
 def _gradient(loss_batch, num_micro, options=OPTIONS):
   state = _state()
-  grads, metrics, _ = _make_gradient(options)(
+  grads, metrics = _make_gradient(options)(
       state.trainable, loss_batch, num_micro, np.float32(0.1)
   )
   return grads, metrics
@@ -101,9 +101,16 @@ def test_micro_batches_and_packing_give_the_whole_gradient(
 ):
   grads, metrics = _gradient(*_batch(trajectory(), size, micro_batch, packing))
   _close(grads, whole[0])
-  for name in ('train/loss', 'policy/entropy', 'policy/clip_fraction'):
+  for name in (
+      'train/loss',
+      'policy/entropy',
+      'policy/clip_fraction',
+      'policy/ratio_max',
+      'policy/ratio_min',
+      'policy/drift_max',
+  ):
     np.testing.assert_allclose(
-        float(metrics[name].value()), float(whole[1][name].value()), rtol=1e-6
+        float(metrics[name].value()), float(whole[1][name].value()), rtol=1e-5
     )
 
 
@@ -200,6 +207,10 @@ def test_skips_what_is_not_finite_and_compiles_once():
   assert compiles.count('/jax/core/compile/backend_compile_duration') == 1
   skipped = [float(report['train/skipped'].total) for report in reports]
   assert skipped == [0, 0, 0, 1, 1, 1, 0]
+  # Nothing to learn from is no gradient that is not finite.
+  bad = [float(report['train/nonfinite'].total) for report in reports]
+  assert bad == [0, 0, 0, 1, 1, 0, 0]
+  assert float(reports[5]['policy/ratio_max'].value()) == 0
   # The metric of the norm counts finite ones only.
   norms = [float(report['train/grad_norm'].count) for report in reports]
   assert norms == [1, 1, 1, 0, 0, 1, 1]

@@ -15,7 +15,7 @@ from tests.critic_cases import make_state, make_tx, options, packed
 from tests.sharding.test_train_mesh import POLICY_SPECS, _specs
 from tests.train_cases import CONFIG, trajectory
 
-LOSS = LossOptions(aggregation='seq-mean-token-mean', value_clip=0.5)
+LOSS = LossOptions(aggregation='token-mean', value_clip=0.5)
 HEAD_SPECS = {'head/bias': P(), 'head/kernel': P()}
 TRUNK_SPECS = {
     f'trunk/{path}': spec

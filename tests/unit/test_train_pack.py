@@ -110,6 +110,25 @@ def test_rows_of_weight_zero_are_left_out():
   assert float(out.weight.sum()) == batch.action_mask[np.arange(12) != 3].sum()
 
 
+def test_rows_of_the_current_policy_are_marked():
+  batch = trajectory()
+  own = np.arange(12) % 3 == 0
+  ones = np.ones(12, bool)
+  plan = pack.plan_pack(batch.length, batch.weight, ones, **SHAPE, own_B=own)
+  out = _make_pack(**SHAPE, aggregation='token-mean')(
+      plan, batch, *scored(batch, reference=True)
+  )
+  # Advantages differ by row, so they tell which row a token is of.
+  mask = np.asarray(out.mask)
+  stale = scored(batch)[1].advantages[~own]
+  of_stale = np.isin(np.asarray(out.advantages)[mask], stale[stale != 0])
+  np.testing.assert_array_equal(np.asarray(out.own)[mask], ~of_stale)
+  assert of_stale.any() and not of_stale.all()
+  assert not np.asarray(out.own)[np.asarray(out.segment) == 0].any()
+  _, whole = _packed(batch)
+  np.testing.assert_array_equal(whole.own, np.asarray(whole.segment) > 0)
+
+
 def test_weights_are_those_of_the_mini_batch():
   """Denominators count the chosen rows only, whatever else is in the batch."""
   batch = trajectory()

@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_rl_jax.algorithms.value import explained_variance
+from agent_rl_jax.algorithms.aggregate import AGGREGATIONS
+from agent_rl_jax.algorithms.options import LossOptions
+from agent_rl_jax.algorithms.value import explained_variance, value_loss
 from agent_rl_jax.batch import Advantages, Scores
 from agent_rl_jax.models import policy, value
 from agent_rl_jax.parallel.rules import is_axes
-from tests.train_cases import CONFIG, trajectory
+from agent_rl_jax.train import pack
+from tests.train_cases import CONFIG, scored, trajectory
 
 KINDS = ('own', 'shared')
 
@@ -92,6 +95,53 @@ def test_a_fresh_critic_says_zero_from_the_policys_trunk(kind):
       np.testing.assert_array_equal,
       critic['trunk'],
       {name: params[name] for name in critic['trunk']},
+  )
+
+
+# Three rows whose 2, 2 and 1 trained tokens cost 1, 3 and 8 each.
+VALUE_LOSS = {
+    'token-mean': 16 / 5,
+    'seq-mean-token-mean': (1 + 3 + 8) / 3,
+    'seq-mean-token-sum': 16 / 3,
+    'seq-mean-token-sum-norm': 16 / 3 / 100,
+    'token-sum': 16,
+    'prompt-mean': ((2 + 6) / 4 + 8) / 2,
+}
+
+
+@pytest.mark.parametrize('aggregation', AGGREGATIONS)
+def test_the_value_loss_is_aggregated_over_tokens_with_a_value(aggregation):
+  """Rows of 100, 10 and 5 sampled tokens, of which turn starts alone count."""
+  sampled, trained = np.array([100, 10, 5]), np.array([2, 2, 1])
+  place = np.arange(104)[None]
+  batch = trajectory(rows=3, length=104, padding=0).replace(
+      length=sampled + 1,
+      action_mask=(place >= 1) & (place <= sampled[:, None]),
+      group=np.array([0, 0, 1], np.int32),
+  )
+  error = np.sqrt([2, 6, 16], dtype=np.float32)[:, None]
+  scores, advantages = scored(batch)
+  advantages = advantages.replace(
+      value_targets=np.broadcast_to(error, batch.tokens.shape),
+      # The token before the first sampled one is no token with a value.
+      value_mask=place <= trained[:, None],
+  )
+  shape = dict(size=104, micro_batch=1, num_micro=3)
+  plan = pack.plan_pack(batch.length, batch.weight, np.ones(3, bool), **shape)
+  packed = pack.pack(
+      plan,
+      batch,
+      scores,
+      advantages,
+      **shape,
+      aggregation=aggregation,
+      norm_length=100.0,
+  )
+  loss, _ = value_loss(
+      jnp.zeros(packed.tokens.shape), packed, LossOptions(value_clip=0.0)
+  )
+  np.testing.assert_allclose(
+      float(loss.value()), VALUE_LOSS[aggregation], rtol=1e-6
   )
 
 
