@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from agent_rl_jax.algorithms import corrections
-from agent_rl_jax.algorithms.options import (
-    CORRECTION_BOUNDS,
-    CorrectionOptions,
-)
+from agent_rl_jax.algorithms.choices import CORRECTION_BOUNDS
+from agent_rl_jax.algorithms.options import CorrectionOptions
 from agent_rl_jax.batch import Scores
 from tests.train_cases import trajectory
 

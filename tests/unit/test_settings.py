@@ -328,8 +328,9 @@ UNDER = {
     'epsilon': {'normalize_std': True},
     'baseline_decay': {'baseline': 'exponential'},
     'baseline_window': {'baseline': 'window'},
-    'kl_target': {'kl_adaptive': True},
-    'kl_horizon': {'kl_adaptive': True},
+    'kl_adaptive': {'kl_coef': 0.1},
+    'kl_target': {'kl_adaptive': True, 'kl_coef': 0.1},
+    'kl_horizon': {'kl_adaptive': True, 'kl_coef': 0.1},
 }
 
 
@@ -358,14 +359,14 @@ def test_what_a_choice_reads_may_be_set_and_the_rest_is_refused(choice):
     if choice in ('baseline', 'normalize_std'):
       common['advantage'] = 'reinforce'
     if choice == 'kl_adaptive':
-      common['kl'] = 'k3'
+      common |= {'kl': 'k3', 'kl_coef': 0.1}
     if chosen == 'k1':  # it has no place in the loss
       common['kl_placement'] = 'reward'
     if chosen in ('dr_grpo', 'seq-mean-token-sum-norm'):
       common['norm_length'] = 5.0
     for key in sorted(about - common.keys()):
-      if (chosen, key) == ('k1', 'kl_importance'):
-        continue  # the reward has no ratio
+      if key == 'kl_importance' and chosen not in ('none', 'k3'):
+        continue  # the reward has no ratio, others the wrong gradient with it
       if choice == 'kl' and chosen.endswith('+') and key == 'kl_placement':
         continue  # the reward has no gradient
       wanted = {**common, key: SET[key]}
