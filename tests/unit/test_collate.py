@@ -8,7 +8,15 @@ import pytest
 from agent_rl_jax.rollout.admission import Admission
 from agent_rl_jax.rollout.collate import collate
 from agent_rl_jax.rollout.live import Live, Request
-from agent_rl_jax.types import Action, Episode, Row, Status, Task, Turn
+from agent_rl_jax.types import (
+    Action,
+    Episode,
+    Observation,
+    Row,
+    Status,
+    Task,
+    Turn,
+)
 from tests import toys
 
 
@@ -155,6 +163,21 @@ def test_a_prompt_that_nobody_holds_is_prefilled_again():
   assert admission.admit(first) == (0, None)
   admission.release(first)
   assert admission.admit(second) == (0, None)
+
+
+def test_a_turn_keeps_its_reward_and_the_state_that_it_starts_from():
+  live = _live(0, 0, [1, 2])
+  live.append(live.prompt)
+  live.state_key = b'start'
+  for reward, state in ((0.5, b'next'), (0.25, b'end')):
+    live.sampled(np.array([3]), np.array([-1.0], np.float32))
+    live.begin_turn(Action('x'), 'stop')
+    live.end_turn(Observation(reward=reward, state_key=state), live.length)
+  turns = live.finish(Status.DONE).turns
+  assert [(t.reward, t.state_key) for t in turns] == [
+      (0.5, b'start'),
+      (0.25, b'next'),
+  ]
 
 
 def test_live_budget_is_the_tightest_limit():

@@ -185,6 +185,15 @@ def test_gigpo_tells_how_many_steps_it_compares_and_when_it_is_none():
   made, _ = collector(scripts[4:], Naming(), algorithm__advantage='gigpo')
   (note,) = made.collect(None, 0).notes
   assert 'visited twice' in note and 'algorithm.similarity' in note
+  made, _ = collector(
+      [RIGHT] * 2,
+      Naming(),
+      algorithm__advantage='gigpo',
+      filter__name='dynamic_sampling',
+      filter__tries=1,
+  )
+  (note,) = made.collect(None, 0).notes
+  assert 'groups are missing' in note  # no step, no word on anchors
   made, _ = collector(scripts[:2], Naming())
   done = made.collect(None, 0)
   assert not done.notes and 'gigpo/anchored_fraction' not in done.metrics
