@@ -4,8 +4,8 @@ An iteration plays waves of tasks, scores them, filters groups, and fills the
 batch with the surplus of the iteration before, then fresh groups, then
 replayed ones.  Filters that judge a group by itself play new tasks until the
 batch is full; filters that rank leave rows that count nowhere.  What still is
-missing is empty rows.  Leaves out what is kept (`buffer.py`) and the
-update.  Invariants: the batch has `train.prompts * train.samples` rows; every
+missing is empty rows.  Leaves out how groups become rows (`assemble.py`), what
+is kept (`buffer.py`) and the update.  Invariants: the batch has `train.prompts * train.samples` rows; every
 iteration plays at least one group with its own policy, and trains on all
 surplus that it finds, so that surplus is one iteration old and no more; and a
 collection that is interrupted leaves no trace here (tasks and rewards, which
@@ -23,18 +23,22 @@ import numpy as np
 from agent_rl_jax.algorithms import anchors, filters
 from agent_rl_jax.algorithms.advantages import NEEDS_GREEDY_BASELINE
 from agent_rl_jax.batch import TrajectoryBatch
-from agent_rl_jax.rollout.collate import collate
 from agent_rl_jax.rollout.engine import Engine
 from agent_rl_jax.rollout.live import Request
 from agent_rl_jax.rollout.slots import Purpose
 from agent_rl_jax.rollout.stats import RolloutStats
 from agent_rl_jax.train import buffer
 from agent_rl_jax.train import metrics as metrics_lib
+from agent_rl_jax.train.assemble import (
+    assemble,
+    overlong_metrics,
+    penalty,
+)
 from agent_rl_jax.train.evaluate import Scored, join, score
 from agent_rl_jax.train.group import Group, table
 from agent_rl_jax.train.parts import Parts
 from agent_rl_jax.train.settings import Settings
-from agent_rl_jax.types import Episode, Status, Task
+from agent_rl_jax.types import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +158,7 @@ class Collector:
     played = join([wave.played for wave in waves])
     stats = sum((wave.stats for wave in waves[1:]), waves[0].stats)
     metrics = played.metrics() | stats.metrics(settings.rollout.slots)
-    metrics |= watch.take() | _overlong_metrics(settings, scored)
+    metrics |= watch.take() | overlong_metrics(settings, scored)
     metrics['collect/return_std'] = _return_std(waves)
     if self._greedy:
       metrics |= _greedy_metrics(join([wave.greedy for wave in waves]))
@@ -235,8 +239,8 @@ class Collector:
       part = slice(g * samples, (g + 1) * samples)
       baseline = None
       if self._greedy and greedy.valid[g]:
-        penalty = _penalty(self._settings, [greedy.episodes[g]])[0]
-        baseline = float(greedy.returns[g] + penalty)
+        charged = penalty(self._settings, [greedy.episodes[g]])[0]
+        baseline = float(greedy.returns[g] + charged)
       groups.append(
           Group(
               tuple(played.episodes[part]),
@@ -258,97 +262,6 @@ def first_uid(train: Any, iteration: int, wave: int) -> int:
     wave: Within the iteration, from 0.
   """
   return (wave * train.iterations + iteration) * train.prompts * train.samples
-
-
-def assemble(
-    settings: Settings,
-    groups: Sequence[Group],
-    trained: Sequence[bool],
-    fresh: int,
-) -> tuple[Scored, TrajectoryBatch]:
-  """Groups as a batch of the run's one shape.
-
-  Args:
-    settings: Of the run.
-    groups: At most `train.prompts`; rows of what is missing are empty.
-    trained: Per group, False to leave it out of the loss and of what is
-      computed over the batch (baselines, whitening), as if it was not there:
-      RAGEN filters before it estimates.
-    fresh: The first so many groups were in no batch before; surplus of an
-      earlier iteration was not, the replayed ones were.
-
-  Returns:
-    (episodes with the returns that are optimized, batch).  Weight is 0 also
-    where a truncated episode is masked.
-  """
-  rollout, train = settings.rollout, settings.train
-  needs_baseline = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
-  episodes, chosen, weights, baselines, new = [], [], [], [], []
-  for index, (group, keep) in enumerate(zip(groups, trained, strict=True)):
-    for episode in group.episodes:
-      masked = settings.overlong.mask and truncated(episode)
-      episodes.append(dataclasses.replace(episode, group=index))
-      chosen.append(keep)
-      weights.append(float(not masked))
-      baselines.append(group.baseline or 0.0)
-      new.append(index < fresh)
-  gather = lambda name, dtype: np.concatenate(
-      [np.zeros(0, dtype), *(getattr(group, name) for group in groups)],
-      dtype=dtype,
-  )
-  returns = gather('returns', np.float32)
-  if settings.overlong.penalty:
-    returns = (returns + _penalty(settings, episodes)).astype(np.float32)
-  scored = Scored(
-      episodes, returns, gather('metric', np.float32), gather('valid', bool)
-  )
-  batch = collate(
-      episodes,
-      components=settings.rewards.names,
-      returns=scored.returns,
-      metric=scored.accuracy,
-      valid=scored.valid & np.array(chosen, bool),
-      num_rows=train.prompts * train.samples,
-      length=rollout.max_len,
-      num_turns=rollout.max_turns,
-      turn_weight=settings.rewards.by_name().get('environment', 0.0),
-      anchors=anchors.group_anchors(
-          [turn.state_key for e in episodes for turn in e.turns],
-          [e.group for e in episodes for _ in e.turns],
-          settings.algorithm.similarity,
-      ),
-      weight=weights,
-      baseline=baselines if needs_baseline else None,
-      fresh=new if settings.replay.capacity else None,
-  )
-  return scored, batch
-
-
-def truncated(episode: Episode) -> bool:
-  """Whether a limit on tokens, and not the episode itself, ended it."""
-  return episode.status is Status.MAX_TOKENS or any(
-      turn.finish == 'length' for turn in episode.turns
-  )
-
-
-def _penalty(settings: Settings, episodes: Sequence[Episode]) -> np.ndarray:
-  """What long episodes are charged; sampled tokens count, tools' do not.
-
-  A truncated one pays all, wherever it stood: the limit on its row or on one
-  action may be hit before that on the episode.
-  """
-  options = settings.overlong
-  if not options.penalty:
-    return np.zeros(len(episodes))
-  limit = options.limit or settings.rollout.max_episode_tokens
-  return filters.overlong_penalty(
-      np.array(
-          [limit if truncated(e) else e.num_action_tokens for e in episodes]
-      ),
-      limit,
-      options.buffer,
-      options.penalty,
-  )
 
 
 def _kept_fraction(waves: Sequence[_Wave]) -> float:
@@ -395,19 +308,6 @@ def _anchorless(
       f"iteration {iteration + 1}: algorithm.advantage='gigpo' is grpo here:"
       f' {why}'
   )
-
-
-def _overlong_metrics(settings: Settings, scored: Scored) -> dict[str, float]:
-  """Of the batch's valid episodes: mean penalty, and share left out."""
-  valid = [e for e, v in zip(scored.episodes, scored.valid, strict=True) if v]
-  count = max(len(valid), 1)
-  metrics = {}
-  if settings.overlong.penalty:
-    total = float(_penalty(settings, valid).sum()) if valid else 0.0
-    metrics['overlong/penalty'] = total / count
-  if settings.overlong.mask:
-    metrics['overlong/masked'] = sum(map(truncated, valid)) / count
-  return metrics
 
 
 def _greedy_metrics(greedy: Scored) -> dict[str, float]:

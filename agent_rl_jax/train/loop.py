@@ -19,7 +19,8 @@ from agent_rl_jax.algorithms import advantages as advantages_lib
 from agent_rl_jax.algorithms import corrections, returns, value
 from agent_rl_jax.batch import Extreme, Mean, Scores, TrajectoryBatch
 from agent_rl_jax.train import metrics as metrics_lib
-from agent_rl_jax.train.collect import Collected, assemble
+from agent_rl_jax.train.assemble import assemble
+from agent_rl_jax.train.collect import Collected
 from agent_rl_jax.train.evaluate import Scored
 from agent_rl_jax.train.optimizer import make_optimizers
 from agent_rl_jax.train.pack import max_micro, minibatch_plan

@@ -65,7 +65,7 @@ def test_an_estimator_asks_for_what_it_is_said_to_read(name):
     seen |= asked.names
     if name != 'reinforce':
       break
-  # States are compared before there is a batch (`collect.assemble`).
+  # States are compared before there is a batch (`train/assemble.py`).
   read = set(choices.ESTIMATORS[name]) - {'similarity'}
   assert seen & _about('advantage') == read
 

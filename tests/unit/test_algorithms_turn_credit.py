@@ -8,7 +8,7 @@ from agent_rl_jax.algorithms.options import AdvantageOptions
 from agent_rl_jax.batch import Scores
 from agent_rl_jax.rewards.reward_set import RewardSet
 from agent_rl_jax.tools.executor import Executor
-from agent_rl_jax.train.collect import assemble
+from agent_rl_jax.train.assemble import assemble
 from agent_rl_jax.train.evaluate import score
 from agent_rl_jax.train.group import Group
 from agent_rl_jax.types import Action, Episode, Row, Status, Task, Turn
