@@ -59,6 +59,7 @@ def test_an_iteration_whose_groups_are_all_dropped_updates_nothing(
   assert some('collect/kept_fraction') == [1, 0, 1]
   # All of its updates are skipped, and counted.
   assert some('train/skipped') == [0, 1, 0]
+  assert some('train/nonfinite') == [0, 0, 0]
   assert lines[1]['train/loss'] == 0 and lines[2]['train/grad_norm'] > 0
   assert some('episode/greedy_episodes') == [4, 8, 4]
   assert some('compile/after_warm_up') == [0, 0, 0]
@@ -75,3 +76,7 @@ def test_a_ranking_filter_spreads_what_is_left_over_the_updates(tmp_path):
   # Two groups of four are left, one for each of the two mini-batches.
   assert lines[0]['collect/kept_fraction'] == 0.5
   assert lines[0]['train/skipped'] == 0
+  # The first of them had ratios of one, the last is the furthest.
+  line = lines[0]
+  assert line['policy/ratio_max'] == line['last_update/ratio_max'] > 1
+  assert line['last_update/approx_kl'] != line['policy/approx_kl']
