@@ -5,11 +5,12 @@ batch with the surplus of the iteration before, then fresh groups, then
 replayed ones.  Filters that judge a group by itself play new tasks until the
 batch is full; filters that rank leave rows that count nowhere.  What still is
 missing is empty rows.  Leaves out how groups become rows (`assemble.py`), what
-is kept (`buffer.py`) and the update.  Invariants: the batch has `train.prompts * train.samples` rows; every
-iteration plays at least one group with its own policy, and trains on all
-surplus that it finds, so that surplus is one iteration old and no more; and a
-collection that is interrupted leaves no trace here (tasks and rewards, which
-have moved on, are set back by the arm).
+is kept (`buffer.py`) and the update.  Invariants: the batch has
+`train.prompts * train.samples` rows; every iteration plays at least one group
+with its own policy, and trains on all surplus that it finds, so that surplus
+is one iteration old and no more; and a collection that is interrupted leaves
+no trace here (tasks and rewards, which have moved on, are set back by the
+arm).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 RAGEN, Wang et al. 2025, arXiv 2504.20073.  A quarter of the groups, those of
 largest reward spread, make up the loss; the others cost their rollout only.
-No KL, and the paper's small entropy bonus.  `train.epochs` above 1 updates more often on one set of rollouts, which
-the paper finds worse than fresh ones.
+No KL, and a small entropy bonus.  `train.epochs` above 1 updates more often on
+one set of rollouts, which the paper finds worse than fresh ones.
 """
 
 from configs import quickstart
