@@ -113,9 +113,9 @@ def gpg(
   """a (R - mean), a = episodes / episodes of nonzero reward (GPG).
 
   Chu et al. 2025, arXiv 2504.02546, in verl's form.  The paper's a scales a
-  batch up for its groups of equal rewards, which teach nothing.  This one counts
-  episodes of reward 0 instead: those of mixed groups too, and none of a group
-  that is all right.  With shaping (a format or length reward, a penalty, a KL
+  batch up for its groups of equal rewards, which teach nothing.  This one
+  counts episodes of reward 0 instead: those of mixed groups too, and none of a
+  group that is all right.  With shaping (a format or length reward, a penalty, a KL
   in the reward) every reward is nonzero and a is 1.
   """
   score_B = returns.episode_scores(batch, scores, state, options)

@@ -73,10 +73,9 @@ def collate(
         f'{total} rows of up to {longest} tokens and {most} turns do not fit'
         f' a batch of {num_rows} rows, {length} tokens, {num_turns} turns'
     )
-  if len(anchors) != sum(len(e.turns) for e in episodes):
-    raise ValueError(
-        f'{len(anchors)} anchors for {sum(len(e.turns) for e in episodes)} turns'
-    )
+  turns = sum(len(e.turns) for e in episodes)
+  if len(anchors) != turns:
+    raise ValueError(f'{len(anchors)} anchors for {turns} turns')
   b, t, u = num_rows, length, num_turns
   out = TrajectoryBatch(
       tokens=np.zeros((b, t), np.int32),

@@ -2,8 +2,8 @@
 
   python -m experiments.train --config=configs/algorithms/mt_grpo.py
 
-Zeng et al. 2025, arXiv 2505.11821.  The environment rewards the first turn whose
-tool call succeeds, and the reward `environment` makes that a part of the
+Zeng et al. 2025, arXiv 2505.11821.  The environment rewards the first turn
+whose tool call succeeds, and the reward `environment` makes that a part of the
 return; without turn rewards it is GRPO.
 """
 

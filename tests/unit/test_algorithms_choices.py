@@ -1,4 +1,4 @@
-"""What the tables say a choice reads is what its function asks of the options."""
+"""What the tables say a choice reads is what its function asks for."""
 
 import dataclasses
 
