@@ -95,7 +95,6 @@ class Collector:
     self._judges = parts.judges
     self._engine, self._rewards, self._tasks = engine, rewards, tasks
     self._greedy = settings.algorithm.advantage in NEEDS_GREEDY_BASELINE
-    self._told_anchorless = False  # whether the log has been told
     self.kept = buffer.Kept()
 
   def collect(self, params: Any, iteration: int) -> Collected:
@@ -179,8 +178,8 @@ class Collector:
     if settings.algorithm.advantage == 'gigpo':
       share = anchors.anchored_fraction(batch)
       metrics['gigpo/anchored_fraction'] = share
-      if not share and batch.valid.any() and not self._told_anchorless:
-        self._told_anchorless = True
+      # Once, in a run that is resumed too.
+      if iteration == 0 and not share and batch.valid.any():
         notes.append(_anchorless(batch, settings, iteration))
     return Collected(batch, scored, played, stats, metrics, tuple(notes))
 
@@ -272,9 +271,9 @@ def _kept_fraction(waves: Sequence[_Wave]) -> float:
 def _return_std(waves: Sequence[_Wave]) -> float:
   """Mean std of raw returns inside the groups played, kept or not.
 
-  As 'group/return_std' has it, which is of the batch's returns, penalties for
-  length included: of valid members, groups of more than one; 0 where there is
-  none.
+  Of valid members, groups of more than one; 0 where there is none.  Another
+  than 'group/return_std', which is of the groups in the batch and of the
+  returns that are optimized, penalties for length included.
   """
   groups = [g for wave in waves for g in wave.groups if g.valid.sum() > 1]
   if not groups:

@@ -22,8 +22,12 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-SPREAD = 'group/return_std'
-PLAYED_SPREAD = 'collect/return_std'
+# Of the raw returns of all groups that the policy played: a filter or replay
+# decides what is in the batch, and penalties for length differ where answers
+# are all wrong.
+SPREAD = 'collect/return_std'
+# The name that states saved before hold it under.
+_EARLIER_SPREAD = 'group/return_std'
 ENTROPY = 'policy/entropy'
 NORM = 'train/grad_norm'
 NONFINITE = 'train/nonfinite'
@@ -34,7 +38,7 @@ KEPT = 'collect/kept_fraction'
 
 _BASED = (SPREAD, ENTROPY, REPETITION, DEPENDENCE)
 
-# Below it a spread is no spread: what `group/zero_variance_fraction` counts.
+# Below it a spread is no spread, as in `group/zero_variance_fraction`.
 _FLAT = 1e-6
 
 
@@ -136,7 +140,10 @@ class Watch:
 
   def restore(self, state: Mapping[str, Any]) -> None:
     """Takes on what `state` gave."""
-    self._first = {name: list(v) for name, v in state['first'].items()}
+    self._first = {
+        SPREAD if name == _EARLIER_SPREAD else name: list(v)
+        for name, v in state['first'].items()
+    }
     self._norms = list(state['norms'])
     self._success = list(state['success'])
     self._lasted = dict(state['lasted'])
@@ -151,11 +158,6 @@ class Watch:
     A metric that is absent or not finite says nothing.
     """
     options = self.options
-    if PLAYED_SPREAD in metrics:
-      # A filter or replay decides what is in the batch, and penalties for
-      # length differ where answers are all wrong; this is of the raw returns of
-      # all groups that the policy played.
-      metrics = {**metrics, SPREAD: metrics[PLAYED_SPREAD]}
     values = {
         name: float(metrics[name])
         for name in (*_BASED, NORM, NONFINITE, SUCCESS, KEPT)
@@ -247,9 +249,9 @@ class Watch:
     return (
         self._base(SPREAD) <= _FLAT and values.get(SPREAD, 1.0) <= _FLAT,
         1,
-        'no group has ever had two different rewards, so there is no advantage'
-        ' to learn from: the task is too hard or too easy for this start'
-        + self._recent(),
+        'no group has ever had two different raw returns (penalties for length'
+        ' left out), so comparing the samples of a task teaches nothing of it:'
+        ' the task is too hard or too easy for this start' + self._recent(),
     )
 
   def _spread(self, values) -> tuple[bool, int, str] | None:

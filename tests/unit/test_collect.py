@@ -181,6 +181,10 @@ def test_gigpo_tells_how_many_steps_it_compares_and_when_it_is_none():
   (note,) = done[0].notes
   assert 'is grpo here' in note and 'names no state' in note
   assert done[1].notes == done[2].notes == ()  # told once
+  # A run resumed after two iterations told it before.
+  made, _ = collector(scripts[:2], Naming(), algorithm__advantage='gigpo')
+  done = made.collect(None, 2)
+  assert done.metrics['gigpo/anchored_fraction'] == 0 and not done.notes
 
   made, _ = collector(scripts[4:], Naming(), algorithm__advantage='gigpo')
   (note,) = made.collect(None, 0).notes

@@ -14,7 +14,7 @@ OPTIONS = dict(base_steps=3, warn_steps=2, spike_window=3, stop_steps=3)
 def _step(**changed):
   """Metrics of a healthy step."""
   metrics = {
-      'group/return_std': 0.4,
+      'collect/return_std': 0.4,
       'policy/entropy': 1.0,
       'train/grad_norm': 0.1,
       'episode/repetition': 0.1,
@@ -98,9 +98,11 @@ def test_just_inside_the_threshold_is_silent(name, value):
   assert not told
 
 
-def test_the_spread_of_all_groups_played_comes_before_that_of_the_batch():
-  played = lambda std: _step() | {'collect/return_std': std}
-  assert not _told([played(0.1)] * 9)[0]
+def test_the_spread_is_that_of_all_groups_played_and_not_of_the_batch():
+  played = lambda std, batch=0.4: _step(return_std=std) | {
+      'group/return_std': batch
+  }
+  assert not _told([played(0.1)] * 3 + [played(0.1, 0.0)] * 9)[0]
   # The batch that a filter left looks as lively as ever.
   told, watch = _told([played(0.1)] * 3 + [played(0.005)] * 3)
   assert [line for _, line in told if 'std fell to 0.005, below' in line]
@@ -135,7 +137,9 @@ def test_a_gradient_that_is_not_finite_is_a_spike():
 def test_a_start_without_any_signal_is_told():
   told, watch = _told([_step(return_std=0.0, accuracy=0.0)] * 9)
   assert [i for i, _ in told] == [3]
-  assert 'no group has ever had two different rewards' in told[0][1]
+  # Penalties for length may differ, and then there is an advantage.
+  assert 'ever had two different raw returns (penalties for' in told[0][1]
+  assert 'no advantage' not in told[0][1]
   # A base of nothing cannot be fallen below.
   assert watch.reason is None
 
@@ -213,6 +217,20 @@ def test_a_resumed_watch_says_what_a_whole_one_says(cut):
   assert said == expected
   assert second.state() == whole.state()
   assert second.reason == whole.reason
+
+
+def test_a_state_saved_under_the_spread_s_earlier_name_is_read():
+  first = Watch(WatchOptions(**OPTIONS))
+  for metrics in [_step()] * 3:
+    first.step(metrics)
+  saved = first.state()
+  saved['first']['group/return_std'] = saved['first'].pop('collect/return_std')
+  second = Watch(WatchOptions(**OPTIONS))
+  second.restore(saved)
+  assert second.state() == first.state()
+  for metrics in [_step(return_std=0.0)] * 3:
+    second.step(metrics)
+  assert 'std was below 0.1 of its first' in second.reason
 
 
 def test_saved_state_is_a_copy():
