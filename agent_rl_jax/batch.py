@@ -7,12 +7,20 @@ Left aligned, index equals position; `logprobs[b, t]` belongs to
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
+
+
+def _library(*numbers: Array) -> Any:
+  """numpy for numbers that were fetched, so that nothing is compiled."""
+  host = all(isinstance(x, (np.ndarray, np.generic)) for x in numbers)
+  return np if host else jnp
 
 
 @flax.struct.dataclass
@@ -27,11 +35,9 @@ class Mean:
 
   def value(self) -> Array:
     """total / count, and 0 where nothing was counted."""
-    return jnp.where(
-        self.count == 0,
-        0.0,
-        self.total / jnp.where(self.count == 0, 1, self.count),
-    )
+    where = _library(self.total, self.count).where
+    none = self.count == 0
+    return where(none, 0.0, self.total / where(none, 1, self.count))
 
 
 @flax.struct.dataclass
@@ -50,14 +56,13 @@ class Extreme:
   sign: int = flax.struct.field(pytree_node=False, default=1)
 
   def __add__(self, other: Extreme) -> Extreme:
-    # Numbers that were fetched stay on the host, where nothing is compiled.
-    host = isinstance(self.largest, (np.ndarray, np.generic))
-    maximum = np.maximum if host else jnp.maximum
+    maximum = _library(self.largest, other.largest).maximum
     return self.replace(largest=maximum(self.largest, other.largest))
 
   def value(self) -> Array:
     """The extreme, and 0 of nothing."""
-    return jnp.where(jnp.isneginf(self.largest), 0.0, self.sign * self.largest)
+    lib = _library(self.largest)
+    return lib.where(lib.isneginf(self.largest), 0.0, self.sign * self.largest)
 
 
 @flax.struct.dataclass

@@ -199,12 +199,7 @@ class Trainer:
       advantages, correction, kept, sums = self._prepare(
           on_device, scores, carried
       )
-      if self.train.old_logprobs == 'recompute':
-        # Of this policy's own samples: those of an earlier one are stale.
-        own = batch.valid & (batch.policy_version[:, 0] == iteration)
-        sums |= logprob_gap(
-            on_device.replace(valid=self.update.put(own)), scores.old_logprobs
-        )
+      sums |= self._gap(scores, on_device, batch, iteration)
       state, more = self._updates(
           state, kept, scores, advantages, correction, batch, iteration, kl_coef
       )
@@ -220,6 +215,26 @@ class Trainer:
     metrics['time/tokens_per_second'] = sampled / max(seconds, 1e-9)
     done = Iteration(metrics, collected.scored, collected.played, credited)
     return state, advantages.state, done
+
+  def _gap(
+      self,
+      scores: Scores,
+      on_device: TrajectoryBatch,
+      host: TrajectoryBatch,
+      iteration: int,
+  ) -> dict[str, Mean | Extreme]:
+    """How far recomputed log-probs are from the sampler's at equal weights.
+
+    Of this policy's own samples: those of an earlier one are stale.  Nothing
+    where the batch has none (surplus, replay), for nothing was measured, and
+    with the sampler's own log-probs, whose gap the first update measures.
+    """
+    own = host.valid & (host.policy_version[:, 0] == iteration)
+    if self.train.old_logprobs != 'recompute' or not own.any():
+      return {}
+    return logprob_gap(
+        on_device.replace(valid=self.update.put(own)), scores.old_logprobs
+    )
 
   def _updates(
       self, state, batch, scores, advantages, correction, host, iteration, coef

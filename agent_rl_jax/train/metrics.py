@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import resource
 import sys
 import threading
@@ -27,16 +26,9 @@ COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 def finalize(metrics: Mapping[str, Mean | Extreme]) -> dict[str, float]:
   """Divides every sum by its count, in one fetch; 0 where nothing counted."""
-  fetched = jax.device_get(dict(metrics))
-  out = {}
-  for name, mean in fetched.items():
-    if isinstance(mean, Extreme):
-      largest = float(mean.largest)
-      out[name] = 0.0 if largest == -math.inf else mean.sign * largest
-      continue
-    count = float(mean.count)
-    out[name] = float(mean.total) / count if count else 0.0
-  return out
+  # In float64, so that sums of float32 lose nothing by their division.
+  fetched = jax.tree.map(np.float64, jax.device_get(dict(metrics)))
+  return {name: float(metric.value()) for name, metric in fetched.items()}
 
 
 def _actions(episode: types.Episode) -> list[list[int]]:

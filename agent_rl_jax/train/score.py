@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agent_rl_jax.batch import Mean, Scores, TrajectoryBatch
+from agent_rl_jax.batch import Extreme, Mean, Scores, TrajectoryBatch
 from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.models.logprobs import token_logprobs
 from agent_rl_jax.models.value import logprobs_and_values, token_values
@@ -184,17 +184,19 @@ def score_batch(
 @jax.jit
 def logprob_gap(
     batch: TrajectoryBatch, old_logprobs_BxT: Array
-) -> dict[str, Mean]:
+) -> dict[str, Mean | Extreme]:
   """|trainer - sampler| log-prob of sampled tokens, both at equal weights.
 
-  Rows that do not enter statistics are left out; the maximum is a Mean of
-  count 1.
+  Rows that do not enter statistics are left out.  Without any other row the
+  mean has count 0 and the maximum is of nothing: the caller leaves both out,
+  for they would read as 0, perfect agreement.
   """
   mask = batch.action_mask & batch.valid[:, None]
   gap = jnp.abs(old_logprobs_BxT - batch.sampler_logprobs)
-  gap = jnp.where(mask, gap, 0.0)
   count = jnp.sum(mask).astype(jnp.float32)
   return {
-      'policy/logprob_gap': Mean(jnp.sum(gap), count),
-      'policy/logprob_gap_max': Mean(jnp.max(gap), jnp.ones(())),
+      'policy/logprob_gap': Mean(jnp.sum(jnp.where(mask, gap, 0.0)), count),
+      'policy/logprob_gap_max': Extreme(
+          jnp.max(jnp.where(mask, gap, -jnp.inf))
+      ),
   }

@@ -2,14 +2,17 @@
 
 import types as pytypes
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agent_rl_jax.batch import Extreme, LossBatch, Mean
+from agent_rl_jax.batch import Extreme, LossBatch, Mean, Scores
 from agent_rl_jax.train.loop import Trainer
 from agent_rl_jax.train.metrics import finalize
+from agent_rl_jax.train.score import logprob_gap
 from agent_rl_jax.train.step import drift_metrics
+from tests.train_cases import trajectory
 
 
 def _mean(total, count):
@@ -104,6 +107,49 @@ def test_without_rows_of_this_policy_in_the_first_update_there_is_no_gap():
 
 def test_recomputed_ones_have_a_gap_of_their_own():
   assert not [name for name in _told(old_logprobs='recompute') if 'gap' in name]
+
+
+def _recomputed_gap(version, old_logprobs='recompute', **changes):
+  """In iteration 3, of rows whose sampled tokens differ by 1 and by 5."""
+  trainer = object.__new__(Trainer)
+  trainer.train = pytypes.SimpleNamespace(old_logprobs=old_logprobs)
+  trainer.update = pytypes.SimpleNamespace(put=lambda x: x)
+  batch = trajectory(rows=2, length=6, padding=0).replace(
+      policy_version=np.full((2, 6), np.array(version)[:, None]), **changes
+  )
+  off = np.where(batch.action_mask, np.array([[1], [5]]), 100)
+  scores = Scores((batch.sampler_logprobs - off).astype(np.float32))
+  return finalize(trainer._gap(scores, batch, batch, 3))
+
+
+def test_a_recomputed_gap_is_of_this_policy_s_rows_or_absent():
+  name = 'policy/logprob_gap'
+  close = lambda x: pytest.approx(x, abs=1e-5)
+  assert _recomputed_gap((3, 2)) == {name: close(1), f'{name}_max': close(1)}
+  assert _recomputed_gap((3, 3))[f'{name}_max'] == close(5)
+  # 0 would read as perfect agreement.
+  assert _recomputed_gap((2, 2)) == {}
+  assert _recomputed_gap((3, 2), valid=np.array([False, True])) == {}
+  assert _recomputed_gap((3, 3), 'sampler') == {}
+
+
+def test_the_maximum_of_no_gap_is_of_nothing():
+  """So that it adds nothing to another's, where a Mean would count 1."""
+  batch = trajectory(rows=2, length=6, padding=0)
+  nobody = batch.replace(valid=np.zeros(2, bool))
+  gap = logprob_gap(nobody, batch.sampler_logprobs)
+  assert gap['policy/logprob_gap'].count == 0
+  assert np.isneginf(gap['policy/logprob_gap_max'].largest)
+
+
+def test_fetched_numbers_are_divided_on_the_host():
+  for metric in (_mean(1, 4), Extreme(np.float32(0.25))):
+    assert isinstance(metric.value(), (np.ndarray, np.generic))
+    inside = jax.jit(lambda m: m.value())(metric)
+    assert isinstance(inside, jax.Array)
+    assert float(metric.value()) == float(inside) == 0.25
+  # In float64: a third of float32 is another number.
+  assert finalize({'a': _mean(1, 3)}) == {'a': 1 / 3}
 
 
 def test_finalize_and_extremes():
