@@ -70,7 +70,14 @@ def with_values(batch, turn_starts):
   )
 
 
-def packed(size, micro_batch, packing=True, turn_starts=True, part=None):
+def packed(
+    size,
+    micro_batch,
+    packing=True,
+    turn_starts=True,
+    part=None,
+    aggregation='token-mean',
+):
   """(LossBatch, num_micro) of the trajectory batch."""
   batch = trajectory()
   num_micro = pack.max_micro(ROWS, micro_batch)
@@ -79,7 +86,7 @@ def packed(size, micro_batch, packing=True, turn_starts=True, part=None):
       batch.length, batch.weight, np.ones(ROWS, bool), **shape, packing=packing
   )
   where = {} if part is None else {'part': part}
-  make = make_pack(aggregation='token-mean', **shape, **where)
+  make = make_pack(aggregation=aggregation, **shape, **where)
   out = make(plan, batch, *with_values(batch, turn_starts))
   return out, plan.num_micro
 

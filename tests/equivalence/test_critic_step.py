@@ -1,5 +1,6 @@
 """The train step with a critic: its gradient, clips, warm-up and scores."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,6 @@ import pytest
 
 from agent_rl_jax.algorithms.losses import policy_loss
 from agent_rl_jax.algorithms.options import LossOptions
-from agent_rl_jax.algorithms.value import value_loss
 from agent_rl_jax.models import policy, value
 from agent_rl_jax.models.logprobs import token_logprobs
 from agent_rl_jax.train import score
@@ -24,6 +24,7 @@ from tests.critic_cases import (
     options,
     packed,
     same_bits,
+    with_values,
 )
 from tests.train_cases import CONFIG, LENGTH, ROWS, trajectory
 
@@ -33,10 +34,10 @@ ZERO = np.float32(0)
 
 
 @functools.cache
-def _gradient(kind, stop_gradient=False):
+def _gradient(kind, stop_gradient=False, loss=LOSS):
   return jax.jit(
       make_gradient(
-          CONFIG, LOSS, critic=options(kind, stop_gradient=stop_gradient)
+          CONFIG, loss, critic=options(kind, stop_gradient=stop_gradient)
       )
   )
 
@@ -46,21 +47,54 @@ def _trainable(kind):
   return host(make_state(kind, make_tx(kind)).trainable)
 
 
-def _by_hand(kind):
-  """Each loss divided by its own count, whole and unpacked: (grads, losses)."""
-  whole, _ = packed(LENGTH, ROWS, packing=False)
+# From the squared errors [B, T], 0 where no value is trained, and each row's
+# number of trained ones, as the papers have it.
+BY_HAND = {
+    'token-mean': lambda error, n: jnp.sum(error) / n.sum(),
+    'seq-mean-token-mean': lambda error, n: jnp.mean(
+        jnp.sum(error, axis=1)[n > 0] / n[n > 0]
+    ),
+    'seq-mean-token-sum': lambda error, n: jnp.mean(
+        jnp.sum(error, axis=1)[n > 0]
+    ),
+}
+
+
+def _by_hand(kind, loss):
+  """Each loss divided by its own count, whole and unpacked: (grads, losses).
+
+  The value loss is made of the trajectory's rows; only the policy's reads the
+  LossBatch and its weights.
+  """
+  batch = trajectory()
+  old, targets = with_values(batch, turn_starts=True)
+  starts = targets.value_mask
+  whole, _ = packed(LENGTH, ROWS, packing=False, aggregation=loss.aggregation)
   whole = jax.tree.map(lambda x: x[0], whole)
-  rows = (whole.tokens, whole.positions, whole.segment)
+  place = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
+  segment = (place < batch.length[:, None]).astype(np.int32)
 
   def losses(trainable):
     params, critic = trainable['policy'], trainable['critic']
-    logprobs, entropy = token_logprobs(CONFIG, params, *rows)
-    policy_term, _ = policy_loss(logprobs, entropy, whole, LOSS, 0.0)
+    logprobs, entropy = token_logprobs(
+        CONFIG, params, whole.tokens, whole.positions, whole.segment
+    )
+    policy_term, _ = policy_loss(logprobs, entropy, whole, loss, 0.0)
     trunk = critic['trunk'] if kind == 'own' else params
-    x = policy.hidden(CONFIG, trunk, *rows)
-    values = value.hidden_values(critic['head'], x, whole.segment)
-    value_term, _ = value_loss(values, whole, LOSS)
-    parts = (policy_term.value(), value_term.value())
+    x = policy.hidden(CONFIG, trunk, batch.tokens, place, segment)
+    values = value.hidden_values(critic['head'], x, segment)
+    near = jnp.clip(
+        values, old.values - loss.value_clip, old.values + loss.value_clip
+    )
+    error = jnp.maximum(
+        (values - targets.value_targets) ** 2,
+        (near - targets.value_targets) ** 2,
+    )
+    error = jnp.where(starts, error, 0) / 2
+    parts = (
+        policy_term.value(),
+        BY_HAND[loss.aggregation](error, starts.sum(axis=1)),
+    )
     return parts[0] + COEF * parts[1], parts
 
   return jax.jit(jax.grad(losses, has_aux=True))(_trainable(kind))
@@ -72,20 +106,35 @@ def _close(a, b):
     assert np.linalg.norm(np.asarray(x, np.float64) - y) <= 1e-5 * size
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_packed_micro_batches_give_the_gradient_by_hand(kind):
-  want, losses = _by_hand(kind)
+@pytest.mark.parametrize(
+    'kind, aggregation',
+    [
+        ('own', 'token-mean'),
+        ('shared', 'token-mean'),
+        ('shared', 'seq-mean-token-mean'),
+        ('own', 'seq-mean-token-sum'),
+    ],
+)
+def test_packed_micro_batches_give_the_gradient_by_hand(kind, aggregation):
+  loss = dataclasses.replace(LOSS, aggregation=aggregation)
+  want, losses = _by_hand(kind, loss)
   assert float(optax.tree.norm(want['critic'])) > 0.01
-  batch, num_micro = packed(24, 2)
+  batch, num_micro = packed(24, 2, aggregation=aggregation)
   assert num_micro > 1
-  grads, metrics = _gradient(kind)(_trainable(kind), batch, num_micro, ZERO)
+  grads, metrics = _gradient(kind, loss=loss)(
+      _trainable(kind), batch, num_micro, ZERO
+  )
   _close(grads, want)
   for name, loss in zip(('train/loss', 'value/loss'), losses, strict=True):
     np.testing.assert_allclose(
         float(metrics[name].value()), float(loss), rtol=1e-5
     )
   counts = [float(metrics[f'{area}/loss'].count) for area in ('train', 'value')]
-  assert counts[0] > 1.5 * counts[1] > 0
+  if aggregation == 'token-mean':
+    assert counts[0] > 1.5 * counts[1] > 0
+  else:
+    # Rows, whether all their tokens have a value or some.
+    np.testing.assert_allclose(counts, trajectory().valid.sum(), rtol=1e-6)
 
 
 def test_values_outside_the_mask_and_unread_micro_batches_do_not_matter():

@@ -15,7 +15,7 @@ from tests.critic_cases import make_state, make_tx, options, packed
 from tests.sharding.test_train_mesh import POLICY_SPECS, _specs
 from tests.train_cases import CONFIG, trajectory
 
-LOSS = LossOptions(aggregation='token-mean', value_clip=0.5)
+LOSS = LossOptions(aggregation='seq-mean-token-mean', value_clip=0.5)
 HEAD_SPECS = {'head/bias': P(), 'head/kernel': P()}
 TRUNK_SPECS = {
     f'trunk/{path}': spec
@@ -47,7 +47,7 @@ def _run(kind, part):
       critic_grad_norm=0.5,
       part=part,
   )
-  batch, num_micro = packed(24, 4, part=part)
+  batch, num_micro = packed(24, 4, part=part, aggregation=LOSS.aggregation)
   for _ in range(2):
     state, metrics = step(state, batch, num_micro, np.float32(0))
   return state, metrics, scores.values
