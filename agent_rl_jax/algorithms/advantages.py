@@ -93,10 +93,12 @@ def kl_metrics(
     state: dict | None,
     options: AdvantageOptions,
 ) -> dict[str, Mean]:
-  """The coefficient in force, and the KL that it takes off the rewards.
+  """The coefficient in force, what it takes off the rewards and what moves it.
 
   kl/coef of any KL; kl/reward, with the KL in the reward, is the mean of
-  KL(old, reference) over sampled tokens in nats, before the coefficient.
+  KL(old, reference) over sampled tokens in nats, before the coefficient;
+  kl/measured, with an adaptive coefficient, is the `reference_kl` that is
+  compared with kl_target after this batch.
   """
   if options.kl == 'none':
     return {}
@@ -111,6 +113,8 @@ def kl_metrics(
     metrics['kl/reward'] = Mean(
         jnp.sum(gap_BxT), jnp.sum(mask_BxT).astype(gap_BxT.dtype)
     )
+  if options.kl_adaptive:
+    metrics['kl/measured'] = Mean(reference_kl(batch, scores, options), one)
   return metrics
 
 
