@@ -280,12 +280,15 @@ def _update(
       **size,
   )
   num_micro = np.int32(max_micro(rows, _MICRO_BATCH.value))
-  prepare = jax.jit(
-      lambda batch, scores, carried: (
-          advantages.estimate(batch, scores, carried, options),
-          corrections.correct(batch, scores, options).weight,
-      )
-  )
+
+  def prepare(batch, scores, carried):
+    credited = advantages.estimate(batch, scores, carried, options)
+    fix = None
+    if recompute:  # else the old log-probs are the sampler's: nothing to see
+      fix = corrections.correct(batch, scores, options)
+    return credited, fix, advantages.group_metrics(batch)
+
+  compiled = jax.jit(prepare)
   carried = advantages.initial_state(options)
   state = [
       init_state(
@@ -296,13 +299,13 @@ def _update(
 
   def once():
     scores = score_batch(score, state[0], batch, num_micro, recompute, value)
-    credited, correction = prepare(batch, scores, carried)
+    credited, fix, _ = compiled(batch, scores, carried)
     state[0], metrics = update.run(
         state[0],
         batch,
         scores,
         credited,
-        correction,
+        fix.weight if fix else None,
         lengths=host[0],
         weights=host[1],
         chosen=np.ones(rows, bool),

@@ -49,9 +49,10 @@ def _by_level(gap_BxT: Array, mask_BxT: Array, level: str) -> Array:
 
 
 def unbounded_weights(gap_BxT: Array, mask_BxT: Array, name: str) -> Array:
-  """What correction `name` bounds, [B, T]: the ratio of the token ('tis',
+  """What correction `name` bounds, [B, T]: a ratio of token or row.
 
-  'icepop'), of the row's product ('_sequence'), or its geometric mean.
+  Of the token ('tis', 'icepop'), of the row's product ('_sequence'), or of its
+  geometric mean ('_geometric').
   """
   _, _, level = name.partition('_')
   level = {'': 'token', 'sequence': 'sum', 'geometric': 'mean'}[level]

@@ -41,7 +41,9 @@ def step_returns(
   """S_k = r_k + gamma S_{k+1} over the turns of the row's episode: [B, U].
 
   r_k is the sum of the turn's token rewards, so that the steps hold all of the
-  return: turn rewards at their turns, the rest at the last one, less a KL.
+  return: turn rewards at their turns, the rest at the last one, less a KL.  The
+  paper's code discounts the environment's rewards alone, and has its outcome
+  among them.
   """
   rewards_BxU = returns.sum_by_turn(
       returns.token_rewards(batch, scores, state, options),

@@ -115,8 +115,8 @@ def gpg(
   Chu et al. 2025, arXiv 2504.02546, in verl's form.  The paper's a scales a
   batch up for its groups of equal rewards, which teach nothing.  This one
   counts episodes of reward 0 instead: those of mixed groups too, and none of a
-  group that is all right.  With shaping (a format or length reward, a penalty, a KL
-  in the reward) every reward is nonzero and a is 1.
+  group that is all right.  Shaping (a format or length reward, a penalty, a KL
+  in the reward) may make failures nonzero, and a then tends to 1.
   """
   score_B = returns.episode_scores(batch, scores, state, options)
   counted_B = returns.representatives(batch)

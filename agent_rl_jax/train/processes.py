@@ -3,7 +3,8 @@
 Leaves out what is run and in which order (`sweep.py`).  Invariants: Ctrl-C
 reaches a command through this process alone, and once each time, since it has
 a session of its own: the first lets a run save, the second ends it; and no
-command outlives the pool.
+command outlives a pool that is left.  What is left of a process that is killed
+outright must be kept apart by the commands themselves (`sweep.alone`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 _POLL = 0.1  # seconds
+_GRACE = 60.0  # seconds that a run may take to save
 
 
 @dataclasses.dataclass
@@ -90,12 +92,20 @@ class Pool:
     return self
 
   def __exit__(self, *exc: Any) -> None:
-    for running in self._running.values():
-      running.process.terminate()
-    for running in self._running.values():
-      running.process.wait()
-    for number, handler in self._kept.items():
-      signal.signal(number, handler)
+    """Ends what still runs, which is nothing but after an error."""
+    try:
+      for running in self._running.values():
+        running.process.terminate()
+      until = time.monotonic() + _GRACE
+      while self._running and time.monotonic() < until:
+        if self._ended() is None:
+          time.sleep(_POLL)
+    finally:
+      for running in self._running.values():
+        running.process.kill()
+        running.process.wait()
+      for number, handler in self._kept.items():
+        signal.signal(number, handler)
 
   def start(
       self, key: Hashable, command: Sequence[str], output: str | os.PathLike
@@ -119,12 +129,17 @@ class Pool:
 
   def wait(self) -> tuple[Hashable, float]:
     """Blocks until a command has ended: (its key, seconds it took)."""
-    while True:
-      for key, running in self._running.items():
-        if running.process.poll() is not None:
-          del self._running[key]
-          return key, time.monotonic() - running.began
-        for number in self._signals[running.told :]:
-          running.process.send_signal(number)
-          running.told += 1
+    while (ended := self._ended()) is None:
       time.sleep(_POLL)
+    return ended
+
+  def _ended(self) -> tuple[Hashable, float] | None:
+    """A command that has ended, if any; passes signals on to the others."""
+    for key, running in self._running.items():
+      if running.process.poll() is not None:
+        del self._running[key]
+        return key, time.monotonic() - running.began
+      for number in self._signals[running.told :]:
+        running.process.send_signal(number)
+        running.told += 1
+    return None

@@ -122,7 +122,8 @@ def _set_but_unread(
   for key, value in config.items():
     if key not in read and value != base[key]:
       raise ValueError(
-          f'{section}.{key}={value!r} is not used: {why}; unset it'
+          f'{section}.{key}={value!r} is not used: {why}; leave it at'
+          f' {base[key]!r}'
       )
 
 
@@ -173,6 +174,23 @@ def _algorithm(
   if config['advantage'] == 'gdpo' and not config['component_weights']:
     values['component_weights'] = rewards.weights
   made = config_lib.section(values, AlgorithmOptions)
+  # What a key without a value of its own is filled with, which is how a value
+  # that a config sets can be taken back on the command line.
+  base = dict(base.items())
+  for names, bounds in (
+      (('clip_low', 'clip_high'), choices.CLIP_BOUNDS[made.loss]),
+      (
+          ('correction_low', 'correction_high'),
+          choices.CORRECTION_BOUNDS[made.correction],
+      ),
+      (
+          ('rejection_low', 'rejection_high'),
+          choices.REJECTION_BOUNDS[made.rejection],
+      ),
+  ):
+    for name, bound in zip(names, bounds, strict=True):
+      if config[name] is not None:
+        base[name] = bound
   unread = set()
   for choice, table in choices.READ.items():
     if choice in unread:

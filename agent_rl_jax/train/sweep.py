@@ -57,10 +57,8 @@ class StudyOptions:
 
   def __post_init__(self):
     names = [name for name, _ in self.arms]
-    try:
-      processes.shares(self.jobs)
-    except ValueError as error:
-      raise ValueError(f'study.{error}') from error
+    if self.jobs < 1:
+      raise ValueError(f'study.jobs={self.jobs} must be at least 1')
     if not self.seeds or len(set(self.seeds)) < len(self.seeds):
       raise ValueError(
           f'study.seeds={self.seeds}: give one or more different seeds'
@@ -183,6 +181,7 @@ def run_study(
 
   Raises:
     StudyError: a folder holds a run of another config.
+    ValueError: more jobs than cores.
   """
   folders = {
       key: pathlib.Path(config['run_dir']) for key, config in configs.items()
@@ -203,7 +202,9 @@ def run_study(
         if not pool.running:
           break  # asked to end
         key, seconds = pool.wait()
-        if not pool.asked:
+        if pool.asked and not _finished(key, folders[key]):
+          waiting.append(key)  # it has saved, and is to go on another time
+        else:
           say(_outcome(heads[key], key, folders[key], seconds))
         continue
       waiting.remove(key)
@@ -218,7 +219,7 @@ def run_study(
         _copy_start(folders[start], folders[key])
       output = folders[key] / 'output.txt'
       pool.start(key, command(folders[key]), output)
-    if pool.asked:
+    if waiting:
       say('Interrupted. To go on, run the same command again.')
       return None
   return [

@@ -6,7 +6,8 @@ Estimators run with the default loss, losses with GRPO's advantages; four
 updates per rollout batch, since with one the ratio is 1 and clipped losses
 cannot differ.  All hyperparameters are the quickstart's, were fixed before any
 arm was run and are the same for all: an arm changes what its name says and
-what cannot be run otherwise, and so no arm is tuned.  The recipes at the end
+what cannot be run otherwise, and so no arm is tuned.  Each loss has the clip
+bounds and the aggregation of its paper.  The recipes at the end
 are the configs/algorithms/*.py whose point is which episodes are trained on.
 
 What the task does not offer shows nothing: it has one reward component (gdpo

@@ -296,6 +296,15 @@ def test_mt_grpo_without_turn_rewards_is_warned_of(changes, words):
   assert (words or 'episodes') in told
 
 
+def test_a_value_that_a_config_sets_can_be_taken_back():
+  # Of a key without a default of its own, by what it would be filled with.
+  changes = {'algorithm__loss': 'sapo', 'train__old_logprobs': 'recompute'}
+  with pytest.raises(ValueError, match='clip_high=0.28 .* leave it at 0.0'):
+    _resolve(algorithm__clip_high=0.28, **changes)
+  made = _resolve(algorithm__clip_high=0.0, **changes)
+  assert made.algorithm == _resolve(**changes).algorithm
+
+
 def test_what_each_filter_reads_may_be_set():
   assert set(filters.READ) == set(filters.FILTERS)
   changed = {'value': 0.5, 'measure': 'sum', 'smallest': True, 'zeros': False}

@@ -11,10 +11,14 @@ import pytest
 
 from agent_rl_jax.algorithms.advantages import ADVANTAGES
 from agent_rl_jax.algorithms.losses import LOSSES
-from agent_rl_jax.train import settings, sweep
+from agent_rl_jax.train import processes, settings, sweep
 from agent_rl_jax.train.report import study, writers
 from configs import base
 from configs.studies import algorithms
+
+TWO_CORES = pytest.mark.skipif(
+    len(processes.shares(1)[0]) < 2, reason='needs two cores'
+)
 
 # Stands in for a run: writes what a finished one leaves, or fails or hangs.
 _WORKER = """
@@ -39,7 +43,10 @@ if (folder.parents[1] / 'meet').exists():
   here = folder.parents[1] / f'here {arm} {seed}'
   cores = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else ()
   here.write_text(json.dumps(sorted(cores)))
+  until = time.monotonic() + 60
   while len(list(folder.parents[1].glob('here *'))) < 2:
+    if time.monotonic() > until:
+      sys.exit('nobody came')
     time.sleep(0.02)
 if (folder.parents[1] / f'{arm}.fails').exists():
   sys.exit('no')
@@ -184,7 +191,7 @@ def test_ctrl_c_ends_the_run_and_then_the_study(go, tmp_path):
   assert len(go()[0]) == 4
 
 
-@pytest.mark.skipif(os.cpu_count() < 2, reason='needs two cores')
+@TWO_CORES
 def test_two_runs_at_a_time_have_their_own_cores(go, tmp_path):
   root = tmp_path / 'study'
   (root / 'meet').write_text('')
@@ -201,7 +208,7 @@ def test_two_runs_at_a_time_have_their_own_cores(go, tmp_path):
   assert _order(tmp_path)[0] == 'cold_start 0'
 
 
-@pytest.mark.skipif(os.cpu_count() < 2, reason='needs two cores')
+@TWO_CORES
 def test_ctrl_c_reaches_every_run(go, tmp_path):
   root = tmp_path / 'study'
   for name in ('meet', 'grpo.hangs', 'grpo_gspo.hangs'):
@@ -222,6 +229,25 @@ def test_ctrl_c_reaches_every_run(go, tmp_path):
   assert len(go(jobs=2, seeds=(0,))[0]) == 2
 
 
+def test_more_jobs_than_cores_are_refused(go):
+  with pytest.raises(ValueError, match='jobs=10000: give 1 to'):
+    go(jobs=10_000)
+
+
+def test_an_error_ends_what_runs(tmp_path):
+  code = 'import time\ntry:\n  time.sleep(60)\nfinally:\n  print("ended")'
+  with pytest.raises(OSError, match='no room'):
+    with processes.Pool(1) as pool:
+      pool.start('a', [sys.executable, '-c', 'print("x")'], tmp_path / 'a')
+      assert pool.wait()[0] == 'a' and pool.free
+      pool.start('b', [sys.executable, '-c', code], tmp_path / 'b')
+      process = pool._running['b'].process
+      raise OSError('no room')
+  assert process.poll() is not None
+  assert (tmp_path / 'a').read_text() == 'x\n'
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_folder_of_another_study_is_refused(go, tmp_path):
   go()
   config = _config(tmp_path)
@@ -237,8 +263,7 @@ def test_a_folder_of_another_study_is_refused(go, tmp_path):
         ({'seeds': (1, 1)}, 'different seeds'),
         ({'only': ('grpo_gsp',)}, "'grpo_gsp' is no arm; did you mean 'grpo_g"),
         ({'baseline': 'x'}, "'x' is no arm"),
-        ({'jobs': 0}, 'study.jobs=0: give 1 to'),
-        ({'jobs': 10**4}, 'the cores of this machine'),
+        ({'jobs': 0}, 'study.jobs=0 must be at least 1'),
         ({'arms': (('cold_start', ()),)}, 'none can be'),
         ({'arms': (('grpo', (('train.lrr', 1.0),)),), 'only': ()},
          "arm 'grpo': unknown config key 'train.lrr'; did you mean 'train.lr'"),
