@@ -16,7 +16,7 @@ The figures of docs/algorithms.md come from here.
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 
 import jax
@@ -143,10 +143,9 @@ def loss_batch(batch: TrajectoryBatch, options) -> LossBatch:
 
 def compare(
     runs: Mapping[str, Callable[[], object]], baseline: str, rounds: int
-) -> dict[str, tuple[list[float], list[float]]]:
-  """{name: (milliseconds of each round, those of the baseline beside it)}."""
+) -> Iterator[tuple[str, tuple[list[float], list[float]]]]:
+  """Yields (name, milliseconds of each round and of the baseline beside it)."""
   jax.block_until_ready(runs[baseline]())
-  figures = {}
   for name, run in runs.items():
     jax.block_until_ready(run())
     sides: tuple[list[float], list[float]] = ([], [])
@@ -155,17 +154,20 @@ def compare(
         began = time.perf_counter()
         jax.block_until_ready(work())
         side.append(1e3 * (time.perf_counter() - began))
-    figures[name] = sides
-  return figures
+    yield name, sides
 
 
-def show(title: str, baseline: str, figures: Mapping) -> None:
+def show(title: str, baseline: str, figures: Iterable) -> None:
   """A table of medians, and of the least, which other work disturbs less."""
   print(f'\n### {title}\n')
   print(f'| Name | median ms | least ms | {baseline}: median | least |')
   print('| --- | --- | --- | --- | --- |', flush=True)
-  for name, sides in figures.items():
-    cells = [f'{f(side):.3g}' for side in sides for f in (median, min)]
+  for name, sides in figures:
+    cells = [
+        f'{x:.0f}' if x >= 100 else f'{x:.3g}'
+        for side in sides
+        for x in (median(side), min(side))
+    ]
     print(f'| {name} | {" | ".join(cells)} |', flush=True)
 
 
