@@ -181,6 +181,18 @@ def score_batch(
   )
 
 
+def gap_metrics(
+    name: str, gap: Array, mask: Array
+) -> dict[str, Mean | Extreme]:
+  """The mean of `gap` where `mask` is True, and as `name`_max its maximum."""
+  return {
+      name: Mean(
+          jnp.sum(jnp.where(mask, gap, 0.0)), jnp.sum(mask, dtype=jnp.float32)
+      ),
+      f'{name}_max': Extreme(jnp.max(jnp.where(mask, gap, -jnp.inf))),
+  }
+
+
 @jax.jit
 def logprob_gap(
     batch: TrajectoryBatch, old_logprobs_BxT: Array
@@ -193,10 +205,4 @@ def logprob_gap(
   """
   mask = batch.action_mask & batch.valid[:, None]
   gap = jnp.abs(old_logprobs_BxT - batch.sampler_logprobs)
-  count = jnp.sum(mask).astype(jnp.float32)
-  return {
-      'policy/logprob_gap': Mean(jnp.sum(jnp.where(mask, gap, 0.0)), count),
-      'policy/logprob_gap_max': Extreme(
-          jnp.max(jnp.where(mask, gap, -jnp.inf))
-      ),
-  }
+  return gap_metrics('policy/logprob_gap', gap, mask)

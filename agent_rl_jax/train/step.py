@@ -26,6 +26,7 @@ from agent_rl_jax.models.config import ModelConfig
 from agent_rl_jax.models.value import logprobs_and_values
 from agent_rl_jax.parallel.rules import Partition
 from agent_rl_jax.train.options import CriticOptions
+from agent_rl_jax.train.score import gap_metrics
 from agent_rl_jax.train.state import TrainState, state_shardings, trainable_axes
 
 Array = jax.Array
@@ -45,15 +46,9 @@ def drift_metrics(logprobs: Array, micro: LossBatch) -> Metrics:
   counted = micro.mask & (micro.weight != 0)
   gap = jnp.abs(jax.lax.stop_gradient(logprobs) - micro.sampler_logprobs)
   own = counted if micro.own is None else counted & micro.own
-  metrics = {}
-  for name, mask in (('drift', counted), ('logprob_gap', own)):
-    metrics[f'policy/{name}'] = Mean(
-        jnp.sum(jnp.where(mask, gap, 0.0)), jnp.sum(mask, dtype=jnp.float32)
-    )
-    metrics[f'policy/{name}_max'] = Extreme(
-        jnp.max(jnp.where(mask, gap, -jnp.inf))
-    )
-  return metrics
+  return gap_metrics('policy/drift', gap, counted) | gap_metrics(
+      'policy/logprob_gap', gap, own
+  )
 
 
 def _nothing(metrics: Metrics) -> Metrics:
